@@ -53,7 +53,7 @@ def transaction_answers(writer: Any, status: Callable[[str], str | None]) -> lis
     def tried(ask: Callable[[], object]) -> str:
         try:
             ask()
-        except Exception as error:  # noqa: BLE001 - a Java error, or the model's
+        except Exception as error:  # noqa: BLE001 - the error is Java's or the model's
             return "refused" if "TxnFailed" in str(error) else repr(error)
         return "done"
 

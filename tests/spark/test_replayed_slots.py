@@ -124,7 +124,7 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source, broker,
             refused = part.gate.last(REFUSED)
             assert refused is not None
             assert refused.told["kind"] == "TransactionLostError"
-            assert "spread otherwise" in refused.told["message"]
+            assert "distributed differently" in refused.told["message"]
             part.start(sql={"spark.sql.adaptive.enabled": "false"}).finish()
         assert part.gate.at(ENDED, failed="")
 

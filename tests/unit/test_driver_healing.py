@@ -109,7 +109,7 @@ def test_the_same_rows_in_other_slots_stop_the_query_and_heal_when_the_slots_are
     All lost rows can still be written again.
     """
     decided(world, committed=1)
-    with pytest.raises(errors.TransactionLostError, match="gave the same rows spread otherwise") as caught:
+    with pytest.raises(errors.TransactionLostError, match="the same rows, distributed differently, in") as caught:
         heal(world, together=True)
     assert caught.value.details["same_rows"] is True
     assert "the batch had a different number of slots" in caught.value.next_step
@@ -156,7 +156,7 @@ def test_a_sink_that_is_lost_as_a_whole_may_have_other_slots_the_second_time(wor
 def test_a_sink_that_is_lost_as_a_whole_has_the_same_rows_the_second_time(world):
     lost_in_one_sink(world)
     for change in ({"shift": 1}, {"together": True, "shift": 1}, {"together": True, "empty": frozenset({2})}):
-        with pytest.raises(errors.TransactionLostError, match="gave other rows"):
+        with pytest.raises(errors.TransactionLostError, match="returned different rows"):
             heal(world, **change)
         assert (world.visible("other"), world.unfinished()) == ([], [])
     heal(world)
@@ -275,7 +275,7 @@ def test_a_run_that_is_deposed_heals_nothing(world):
     decided(world, committed=1)
     newer, older, work = world.start(), world.start(), world.work(0)
     work.together, work.before = True, lambda: world.run(newer, 0)
-    with pytest.raises(errors.SupersededError, match=r"considered rows lost: .* spread otherwise"):
+    with pytest.raises(errors.SupersededError, match=r"considered rows lost: .* distributed differently"):
         older.run_batch(asked(0), work)
     assert (world.visible(), world.unfinished()) == (numbers(0), [])
 

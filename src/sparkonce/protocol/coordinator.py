@@ -296,11 +296,11 @@ def _effect(state: State, writing: Writing) -> do.Write:
 
 def _lost_for_good(decision: Decision, refusal: HealingRefusal) -> do.Stop:
     rows = sum(rows for _, _, rows in refusal.lost)
-    gave = f"gave {'the same rows spread otherwise' if refusal.same_rows else 'other rows'}"
+    returned = "the same rows, distributed differently," if refusal.same_rows else "different rows"
     return do.Stop(
         reason=StopReason.LOST,
         message=f"batch {decision.batch} is decided, {rows} of its rows in {len(refusal.lost)} transactions were lost, "
-        f"the others are committed, and running the batch again {gave} in {len(refusal.differing)} slots",
+        f"the others are committed, and running the batch again returned {returned} in {len(refusal.differing)} slots",
         details=(
             ("lost", refusal.lost),
             ("differing", refusal.differing),

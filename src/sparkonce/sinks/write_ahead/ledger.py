@@ -1,4 +1,4 @@
-"""The ledger: durable notes that tell files whose rows were applied from lost ones. Kept in the checkpoint.
+"""The ledger: durable notes in the checkpoint that distinguish files whose rows were applied from lost files.
 
 A file is deleted once its rows are applied, so a missing file may have been applied or lost. To tell which, a commit
 records its files here before it calls the function: only a missing file without a note counts as lost. The ledger

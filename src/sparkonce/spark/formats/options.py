@@ -176,7 +176,7 @@ FORMATS = (
     SparkFormat(name="sparkonce-redis", kind=RedisSink, translate=lambda _: {}, target=("url", "prefix", "structure")),
     SparkFormat(name="sparkonce-files", kind=FilesSink, translate=_files, target=("path",)),
 )
-"""All formats. Sinks that need functions or a session (write-ahead, Delta, Iceberg) have none."""
+"""All formats. There is none for sinks that need functions or a session (write-ahead, Delta, Iceberg)."""
 
 Settings = Mapping[str, str]
 """Hadoop's settings for stores, by name."""

@@ -42,7 +42,7 @@ MESSAGE = "message"
 """The column in which encoded messages are staged."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""An upper bound for the bytes of a frame besides a message: header, publishing id and length together take 25."""
+"""An upper bound for the bytes of a frame beyond a message's own: header, publishing id and length together take 25."""
 
 _CLOSES = "RabbitMQ would close the connections of AMQP 0-9-1 readers at this message, and at each attempt to read on"
 _NULL = b"\x40"
