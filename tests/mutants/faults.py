@@ -47,7 +47,7 @@ class Mutant:
     Attributes:
         source: ``generated``, ``rule``, or the harness that defines the fault.
         name: The name of the fault in its source.
-        fault: The name for `Fault.of`. It is empty for faults of a model or a sink, which only their own harness runs.
+        fault: The name for `Fault.of`. It is empty for faults of a model, which only their own harness runs.
     """
 
     source: str

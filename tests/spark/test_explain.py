@@ -30,7 +30,6 @@ from typer.testing import CliRunner, Result
 from spark.harness import new_name
 from spark.in_process import MARKS, Stream, ended
 from sparkonce import ExactlyOnce, Guarantee, KafkaSink, explain
-from sparkonce.analysis.checkpoint import checkpoint_facts
 from sparkonce.analysis.explanation import Explanation
 from sparkonce.analysis.facts import PlanFacts
 from sparkonce.analysis.findings import Role
@@ -38,7 +37,6 @@ from sparkonce.cli.main import app
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.explain.queries import of_query, of_writer, plan_facts
 from sparkonce.spark.plans import format_of, source_facts
-from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 
@@ -50,25 +48,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROWS = [f"row-{number:03d}" for number in range(60)]
 
 
-def run(writer: Any, *, table: str | None = None) -> StreamingQuery:
+def run(writer: Any) -> StreamingQuery:
     """Starts the writer on everything that its source has now, and waits for the end."""
-    started = writer.trigger(availableNow=True)
-    return ended(started.start() if table is None else started.toTable(table))
-
-
-def forget(folder: Path, keep: int = 0) -> None:
-    """Deletes the entries of one of Spark's logs from a number on, with their checksums."""
-    numbers = [entry for entry in folder.iterdir() if entry.name.isdigit() and int(entry.name) >= keep]
-    assert numbers, f"{folder} has no entry from {keep} on"
-    for entry in numbers:
-        entry.unlink()
-        (folder / f".{entry.name}.crc").unlink(missing_ok=True)
+    return ended(writer.trigger(availableNow=True).start())
 
 
 def forget_commit(checkpoint: Path) -> None:
     """Simulates a driver that died after its sink committed the last batch, and before Spark recorded that."""
     commits = checkpoint / "commits"
-    forget(commits, max(int(entry.name) for entry in commits.iterdir() if entry.name.isdigit()))
+    newest = max((entry for entry in commits.iterdir() if entry.name.isdigit()), key=lambda entry: int(entry.name))
+    newest.unlink()
+    (commits / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
 def write_lines(folder: Path, name: str, lines: Iterable[str]) -> Path:
@@ -205,29 +195,6 @@ def test_an_iceberg_table(tables, lines, tmp_path):
     check(explain(writer, "iceberg"), "exactly-once", "one snapshot")
 
 
-@pytest.mark.slow
-def test_an_iceberg_table_forgets_a_batch_whose_snapshot_has_expired(tables, tmp_path):
-    source, table = tmp_path / "source", f"ice.db.{new_name('t').replace('-', '_')}"
-    tables.createDataFrame([(row,) for row in ROWS], "value string").write.format("delta").save(str(source))
-    tables.sql(f"create table {table} (value string) using iceberg")
-    writer = tables.readStream.format("delta").load(str(source)).writeStream
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    check(explain(writer, "iceberg"), "exactly-once", "is not expired")
-    check(explain(run(writer, table=table)), "exactly-once", "one snapshot")
-    assert checkpoint_facts(LocalFiles(tmp_path / "checkpoint")).sources[0].format == "delta"
-
-    forget_commit(tmp_path / "checkpoint")
-    run(writer, table=table)
-    assert Counter(row[0] for row in tables.table(table).collect()) == Counter(ROWS)
-
-    tables.createDataFrame([("other",)], "value string").writeTo(table).append()
-    name = table.removeprefix("ice.")
-    tables.sql(f"call ice.system.expire_snapshots(table => '{name}', older_than => now(), retain_last => 1)")
-    forget_commit(tmp_path / "checkpoint")
-    run(writer, table=table)
-    assert Counter(row[0] for row in tables.table(table).collect()) == Counter([*ROWS, *ROWS, "other"])
-
-
 def topic(kafka: Cluster, **config: str) -> str:
     name = new_name("topic")
     create_topic(kafka.bootstrap, name, 1, config)
@@ -291,20 +258,6 @@ def test_sparks_kafka_sink_writes_a_batch_again(spark, kafka, tmp_path):
     run(writer())
     found = Counter((record.value or b"").decode() for record in read_committed(kafka.bootstrap, target))
     assert found == Counter(ROWS * 2)
-
-
-def test_a_folder_of_files_has_a_batch_twice_for_who_lists_it(spark, lines, tmp_path):
-    """The driver dies when the files are written, before they are entered in ``_spark_metadata``."""
-    out = tmp_path / "out"
-    writer = lines.writeStream.format("text").option("path", str(out))
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    run(writer)
-    forget_commit(tmp_path / "checkpoint")
-    forget(out / "_spark_metadata")
-    run(writer)
-    listed = Counter(line for file in out.glob("*.txt") for line in file.read_text().splitlines())
-    assert listed == Counter(ROWS * 2)
-    assert Counter(row[0] for row in spark.read.text(str(out)).collect()) == Counter(ROWS)
 
 
 def test_our_kafka_sink(lines, kafka):
