@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-LIMIT_S = 120.0
 KEYS = {"Tab": 9, "Enter": 13, "End": 35, "ArrowLeft": 37}
 
 
@@ -110,7 +109,7 @@ class Browser:
             last[0] = self.run(code)
             return is_good(last[0])
 
-        eventually(ask, f"{code}: {last}", limit_s=LIMIT_S)
+        eventually(ask, f"{code}: {last}")
         return last[0]
 
     def close(self) -> None:

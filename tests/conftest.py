@@ -76,12 +76,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if getattr(session.config.option, "loadgroup", False):
         for item in session.items:
             if not item.nodeid.endswith(f"@{_group(item)}"):
-                item._id = type(item._id).parse(f"{item.nodeid}@{_group(item)}")  # type: ignore[attr-defined]
+                item._id = type(item._id).parse(f"{item.nodeid}@{_group(item)}")
 
 
 def _group(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
-    assert mark is not None
     return str(mark.args[0] if mark.args else mark.kwargs["name"])
 
 

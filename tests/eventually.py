@@ -1,4 +1,4 @@
-"""Retries until the result is true: this is how tests wait."""
+"""Retries until the result is as wanted: this is how tests wait."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ LIMIT_S = 600.0 * float(os.environ.get("SPARKONCE_PATIENCE", "1"))
 _POLL_S = 0.02
 
 
-def eventually(ask: Callable[[], T], what: str, *, limit_s: float = LIMIT_S) -> T:
-    """Calls a function until its result is true, and returns the result.
+def eventually(
+    ask: Callable[[], T], what: str = "", *, until: Callable[[T], bool] = bool, limit_s: float = LIMIT_S
+) -> T:
+    """Calls a function until its result is true or meets another condition, and returns the result.
 
     Raises:
-        AssertionError: If the time is up. The message says what was waited for.
+        AssertionError: If the time is up. The message says what was waited for, or the last result.
     """
     give_up_at = time.monotonic() + limit_s
-    while not (answer := ask()):
-        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what}"
+    while not until(answer := ask()):
+        assert time.monotonic() < give_up_at, f"not after {limit_s:.0f} s: {what or answer!r}"
         time.sleep(_POLL_S)
     return answer

@@ -53,7 +53,6 @@ class OtherBroker:
         self.bootstrap = self._next_line()
 
     def _next_line(self) -> str:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
     def rest(self) -> str:
@@ -62,7 +61,8 @@ class OtherBroker:
         return self._next_line()
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.kill()
+        self._process.communicate()
 
     def __enter__(self) -> OtherBroker:
         return self

@@ -82,7 +82,6 @@ class PageScene:
             self.plan(number)
         job.run(*range(batches))
         newest = read_log(DecisionLog(LocalFiles(path))).newest_run
-        assert newest is not None
         self.run = f"{newest.token.position}-{newest.token.nonce}"
         self.timeline = path / "sparkonce" / "timeline"
         self.timeline.mkdir()
@@ -125,14 +124,12 @@ class PageScene:
 
     def add(self, batch: WatchedBatch) -> None:
         """Writes another segment with one more batch."""
-        assert self.newest is not None
         self.newest = replace(self.newest, number=self.newest.number + 1, batches=[batch])
         self.change(batch=batch.batch)
 
     def change(self, events: Sequence[WatchedEvent] = (), **now: object) -> None:
         """Writes the newest segment again, with another state and more events."""
-        assert self.newest is not None
-        standing = replace(self.newest.now, written_ms=now.pop("written_ms", now_ms()), **now)  # type: ignore[arg-type]
+        standing = replace(self.newest.now, written_ms=now.pop("written_ms", now_ms()), **now)
         self.newest = replace(self.newest, now=standing, events=[*self.newest.events, *events])
         self.put(self.newest)
 

@@ -174,7 +174,6 @@ class PravegaSystem(ServerSystem):
         pass
 
     def arguments(self, **options: Any) -> dict[str, Any]:
-        assert self.proxy is not None
         to = f"tcp://{HOST}:{self.proxy.port}"
         return {"controller": to, "scope": SCOPE, "stream": self.stream, "folder": self.folder, **options}
 

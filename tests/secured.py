@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from eventually import LIMIT_S
 from sparkonce_lab.rig.kafka import Cluster
 
 PASSWORD = "not, so; secret="  # noqa: S105
 PLAIN_USERS = ("plain", "half")
 LOGIN = "org.apache.kafka.common.security"
-_LIMIT_S = 60.0
 
 
 SERVER = "subjectAltName=IP:127.0.0.1"
@@ -19,7 +19,7 @@ CLIENT = "keyUsage=digitalSignature"
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=_LIMIT_S)
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=LIMIT_S)
 
 
 def make_certificate(folder: Path, name: str, extension: str, *, subject: str | None = None, days: int = 2) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -254,25 +254,21 @@ class CheckpointSuite(abc.ABC):
 
     def test_processes_race_for_names(self, files):
         program = RACER.format(opening=self.opening(files), races=self.races)
-        racers = {
-            name: subprocess.Popen(
-                [self.python, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for name in "abc"
-        }
-        for racer in racers.values():
-            assert racer.stdout is not None
-            assert any(line == "ready\n" for line in racer.stdout)
-        for racer in racers.values():
-            assert racer.stdin is not None
-            racer.stdin.write("go\n")
-            racer.stdin.flush()
-        won = {}
-        for name, racer in racers.items():
-            assert racer.stdout is not None
-            line = next(line for line in racer.stdout if line.startswith("won "))
-            won[name] = json.loads(line[4:])
-            racer.communicate(timeout=120)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with ExitStack() as stack:
+            racers = {name: subprocess.Popen([self.python, "-c", program, name], **pipes) for name in "abc"}
+            for racer in racers.values():
+                stack.enter_context(racer)
+                stack.callback(racer.kill)
+            for racer in racers.values():
+                assert any(line == "ready\n" for line in racer.stdout)
+            for racer in racers.values():
+                racer.stdin.write("go\n")
+                racer.stdin.flush()
+            won = {
+                name: json.loads(next(line for line in racer.stdout if line.startswith("won "))[4:])
+                for name, racer in racers.items()
+            }
         assert sorted(number for numbers in won.values() for number in numbers) == list(range(self.races))
         for name, numbers in won.items():
             assert all(files.read(f"races/{number}") == name.encode() for number in numbers)

@@ -265,7 +265,7 @@ def test_races_while_the_active_name_node_dies(pair, jvm, how):
         while len(changes) < 4:
             name = f"races/{len(answers)}"
             answers[name] = raced(
-                [lambda one=one, side=side: one.put(name, b"%d" % side) for side, one in enumerate(racers)]  # type: ignore[misc]  # noqa: B023
+                [lambda one=one, side=side: one.put(name, b"%d" % side) for side, one in enumerate(racers)]  # noqa: B023
             )
     standing = {name: found_at_last(racers[0], name) for name in answers}
     told = [answer for found in answers.values() for answer in found]

@@ -168,7 +168,7 @@ def test_rows_that_show_before_the_commit():
 
     class HandleIsNotPlain(_Writer):
         def prepare(self) -> Mapping[str, str | int]:
-            return {name: (value,) for name, value in super().prepare().items()}  # type: ignore[misc]
+            return {name: (value,) for name, value in super().prepare().items()}
 
     class HandlesWhereNothingIsToFinish(_Writer):
         def prepare(self) -> Mapping[str, str | int]:
@@ -425,7 +425,7 @@ def test_answers_that_do_not_fit_the_handles():
 
     class AnswersWithBools(_Committer):
         def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:
-            return [finished.outcome is Outcome.COMMITTED for finished in super().commit(handles)]  # type: ignore[misc]
+            return [finished.outcome is Outcome.COMMITTED for finished in super().commit(handles)]
 
     class StopsAtTheFirstLoss(_Committer):
         def commit(self, handles: Sequence[Handle]) -> Sequence[Finished]:

@@ -336,7 +336,6 @@ class Job:
 
     def _at_request(self, cell: Cell, watcher: Watcher) -> str:
         proxy = self.target.proxy
-        assert proxy is not None
         # Inject the fault at the second request of a batch, after the first has passed. For aborts, inject it at the
         # first, since a sweep may send only one.
         trap = proxy.trap(cell.point, _REQUEST_FAULTS[cell.fault], nth=1 if cell.point == ABORT else 2)

@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from eventually import LIMIT_S, eventually
 from kafka_transactions import await_markers
 from sparkonce.protocol.handles import Finished, Handle, Outcome, transaction_fields
 from sparkonce_lab.kafka import create_topic, describe_transactions, read_committed
 
-LIMIT_S = 60.0
-
-T = TypeVar("T")
-
-
-def eventually(ask: Callable[[], T], good: Callable[[T], bool]) -> T:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not good(answer := ask()):
-        assert time.monotonic() < deadline_s, f"still {answer!r}"
-        time.sleep(0.02)
-    return answer
-
 
 def until_final(finish: Callable[[Sequence[Handle]], Sequence[Finished]], handles: Sequence[Handle]) -> list[Outcome]:
-    finished = eventually(lambda: finish(handles), lambda all_: all(one.outcome is not Outcome.RETRY for one in all_))
+    def is_final(finished: Sequence[Finished]) -> bool:
+        return all(one.outcome is not Outcome.RETRY for one in finished)
+
+    finished = eventually(lambda: finish(handles), until=is_final)
     return [one.outcome for one in finished]
 
 
@@ -63,7 +54,7 @@ class Prepared:
             self.write(value, partition=0)
         assert self.producer.flush(LIMIT_S) == 0
         self._eos.clear()
-        eventually(self._statistics, lambda eos: eos.get("producer_id", -1) >= 0)
+        eventually(self._statistics, until=lambda eos: eos.get("producer_id", -1) >= 0)
         fields = {
             "transactional_id": transactional_id,
             "producer_id": self._eos["producer_id"],
@@ -104,7 +95,7 @@ class Witness:
     def delete_topic(self, name: str) -> None:
         for done in self.admin.delete_topics([name]).values():
             done.result(LIMIT_S)
-        eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, lambda there: not there)
+        eventually(lambda: name in self.admin.list_topics(timeout=LIMIT_S).topics, until=lambda there: not there)
 
     def prepare(
         self, topic: str, *values: str, transactional_id: str | None = None, timeout_ms: int = 60_000
@@ -120,7 +111,7 @@ class Witness:
         return {one.state for one in describe_transactions(self.bootstrap, names, timeout_s=LIMIT_S).values()}
 
     def await_state(self, state: str, *handles: Handle) -> None:
-        eventually(lambda: self.state(*handles), lambda states: states == {state})
+        eventually(lambda: self.state(*handles), until=lambda states: states == {state})
 
     def committed(self, topic: str) -> list[str]:
         """The values that a read_committed reader sees once the markers of acknowledged commits are written."""

@@ -5,21 +5,22 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from sparkonce_lab.demo.result import CrashPoint
 from startup import jvm_flags
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 
-WAIT_S = 60.0
 
-
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def start(tmp_path):
+    """Starts the command. What still runs at the end of the test is killed, and its watchdogs end the rest."""
     # A shell without job control starts background processes, such as these tests, with SIGINT ignored.
     main = """
 import signal
@@ -27,10 +28,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from sparkonce.cli.main import app
 app()
 """
-    command = [sys.executable, "-c", main, "demo", "--format=json", *options]
     # Archived classes halve the time in which its four drivers start.
-    env = {**os.environ, "TMPDIR": str(folder), "JDK_JAVA_OPTIONS": jvm_flags()}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    env = {**os.environ, "TMPDIR": str(tmp_path), "JDK_JAVA_OPTIONS": jvm_flags()}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with ExitStack() as stack:
+
+        def start(*options: str) -> subprocess.Popen[str]:
+            command = [sys.executable, "-c", main, "demo", "--format=json", *options]
+            demo = stack.enter_context(subprocess.Popen(command, env=env, **pipes))
+            stack.callback(demo.kill)
+            return demo
+
+        yield start
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -40,9 +49,9 @@ def processes_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compare", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_path, compare):
+def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(start, tmp_path, compare):
     """Spark's own sink duplicates rows under the same kills."""
-    demo = start(tmp_path, *([] if compare else ["--no-compare", "--rows-per-second", "500"]))
+    demo = start(*([] if compare else ["--no-compare", "--rows-per-second", "500"]))
     out, errors = demo.communicate(timeout=500)
     assert demo.returncode == 0, errors
     assert processes_of(tmp_path) == []
@@ -68,22 +77,21 @@ def test_a_query_killed_at_each_point_of_its_commit_gives_every_row_once(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_that_is_ended_leaves_no_process(tmp_path, number):
-    demo = start(tmp_path, "--no-compare")
-    assert demo.stderr is not None
+def test_a_demo_that_is_ended_leaves_no_process(start, tmp_path, number):
+    demo = start("--no-compare")
     for line in demo.stderr:
         if "start " in line:
             break
-    eventually(lambda: "org.apache.spark.deploy" in str(processes_of(tmp_path)), "Spark starts", limit_s=WAIT_S)
+    eventually(lambda: "org.apache.spark.deploy" in str(processes_of(tmp_path)), "Spark starts")
     demo.send_signal(number)
-    demo.communicate(timeout=WAIT_S)
+    demo.communicate(timeout=LIMIT_S)
     assert demo.returncode != 0
-    eventually(lambda: not processes_of(tmp_path), "all processes are gone", limit_s=WAIT_S)
+    eventually(lambda: not processes_of(tmp_path), "all processes are gone")
     if number is not signal.SIGKILL:
         assert [entry.name for entry in tmp_path.iterdir()] == []
 
 
-def test_what_the_demo_cannot_do_is_refused_at_once(tmp_path):
+def test_what_the_demo_cannot_do_is_refused_at_once(start, tmp_path):
     (tmp_path / "something").touch()
     for options, words in (
         (["--keep", str(tmp_path)], f"--keep {tmp_path} is not an empty folder"),
@@ -92,8 +100,8 @@ def test_what_the_demo_cannot_do_is_refused_at_once(tmp_path):
             "--conf spark.hadoop.fs.s3a.secret.key: the checkpoints are in a temporary folder",
         ),
     ):
-        demo = start(tmp_path, *options)
-        _, errors = demo.communicate(timeout=WAIT_S)
+        demo = start(*options)
+        _, errors = demo.communicate(timeout=LIMIT_S)
         assert demo.returncode == 1
         assert words in errors
         assert "very-secret" not in errors

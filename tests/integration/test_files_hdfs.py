@@ -107,16 +107,13 @@ def test_a_name_node_that_does_not_answer_is_asked_again(place):
     life = place.life()
     handle = life.prepare(ONE)
     hasty = FilesSink(place.url, store_options={"deadline_s": 0.5}).committer()
-    place.server.pause()
-    try:
+    with place.server.paused():
         assert [one.outcome for one in hasty.commit([handle])] == [Outcome.RETRY]
         assert [one.outcome for one in hasty.abort([])] == []
         with pytest.raises(UnknownOutcomeError, match="no answer within"):
             list(hasty.list_lingering([life.owner]))
         with pytest.raises(PreflightError, match="no answer within"):
             FilesSink(place.url, store_options={"deadline_s": 0.5}).preflight(QUERY, None)
-    finally:
-        place.server.resume()
     assert life.commit(handle)[0] in (Outcome.COMMITTED, Outcome.ALREADY_COMMITTED)
     assert len(place.finals()) == 1
 
@@ -141,13 +138,10 @@ def test_what_killed_starts_left_is_deleted_once_nobody_can_be_at_it(place, monk
 
 def test_collecting_an_open_file_does_not_wait_for_the_cluster(place):
     writer = place.life().open(ONE)
-    place.server.pause()
-    try:
+    with place.server.paused():
         last = [writer]
         del writer
         collected = threading.Thread(target=lambda: (last.clear(), gc.collect()), daemon=True)
         collected.start()
         collected.join(30)
         assert not collected.is_alive(), "collecting a file waits for the name node"
-    finally:
-        place.server.resume()

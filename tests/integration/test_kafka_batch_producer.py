@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from integration.kafka_witness import new_name
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.sinks.kafka.batch_producer import BatchProducer
@@ -26,7 +26,6 @@ from unit.kafka_world import Told
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 30.0
 TEXTS = ["out of the slice", "a", None, "", "é", "x" * 300, None, "", "z", "also out"]
 
 
@@ -46,7 +45,7 @@ class Kafka:
 
     def begun(self, name: str, **settings: Any) -> BatchProducer:
         producer = self.producer(transactional_id=name, **settings)
-        producer.init_transactions(WAIT_S)
+        producer.init_transactions(LIMIT_S)
         producer.begin_transaction()
         return producer
 
@@ -68,8 +67,8 @@ def end(producer: BatchProducer) -> None:
 
 
 def deliver(producer: BatchProducer) -> None:
-    producer.flush(WAIT_S)
-    eventually(lambda: producer.poll(0) or not len(producer), "nothing waits", limit_s=WAIT_S)
+    producer.flush(LIMIT_S)
+    eventually(lambda: producer.poll(0) or not len(producer), "nothing waits")
 
 
 def values(*texts: str, partition: list[int | None] | None = None) -> pa.RecordBatch:
@@ -89,7 +88,6 @@ def fragile() -> Iterator[tuple[Kafka, Cluster]]:
     cluster = broker_to_kill()
     scene = Kafka(cluster.bootstrap)
     yield scene, cluster
-    cluster.brokers[0].resume()
     scene.close()
 
 
@@ -172,7 +170,7 @@ def test_keys_go_where_confluent_kafkas_producer_puts_them(kafka, partitioner):
     deliver(mine)
     for key in keys:
         other.produce(topics[1], b"v", key)
-    assert other.flush(WAIT_S) == 0
+    assert other.flush(LIMIT_S) == 0
     found, expected = [{one.key: one.partition for one in read_committed(kafka.bootstrap, topic)} for topic in topics]
     assert found == expected
     assert len(set(found.values())) > 5
@@ -184,8 +182,8 @@ def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka):
     producer.produce(topic, values("sent"))
     deliver(producer)
     producer.produce(topic, values("queued", "too"))
-    producer.abort_transaction(WAIT_S)
-    eventually(lambda: kafka.state(name) == "CompleteAbort", "it is aborted", limit_s=WAIT_S)
+    producer.abort_transaction(LIMIT_S)
+    eventually(lambda: kafka.state(name) == "CompleteAbort", "it is aborted")
     deliver(producer)
     assert kafka.told.acknowledged == 1
     assert sorted(kafka.told.refused) == [(KafkaError._PURGE_QUEUE, topic, 0, size) for size in (3, 6)]
@@ -195,7 +193,7 @@ def test_an_abort_drops_the_queued_rows_and_tells_of_them(kafka):
 
 def test_an_abort_without_a_transaction_raises(kafka):
     with pytest.raises(KafkaException) as raised:
-        kafka.producer(transactional_id=new_name()).abort_transaction(WAIT_S)
+        kafka.producer(transactional_id=new_name()).abort_transaction(LIMIT_S)
     assert raised.value.args[0].code() == KafkaError._STATE
 
 
@@ -217,14 +215,13 @@ def test_an_abort_gives_up_where_the_broker_does_not_answer_and_can_be_resumed(f
     producer = kafka.begun(name)
     producer.produce(topic, values("sent"))
     deliver(producer)
-    cluster.brokers[0].pause()
-    producer.produce(topic, values("queued"))
-    with pytest.raises(KafkaException) as raised:
-        producer.abort_transaction(0.2)
+    with cluster.brokers[0].paused():
+        producer.produce(topic, values("queued"))
+        with pytest.raises(KafkaException) as raised:
+            producer.abort_transaction(0.2)
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT
-    cluster.brokers[0].resume()
-    producer.abort_transaction(WAIT_S)
-    eventually(lambda: kafka.state(name) == "CompleteAbort", "it is aborted", limit_s=WAIT_S)
+    producer.abort_transaction(LIMIT_S)
+    eventually(lambda: kafka.state(name) == "CompleteAbort", "it is aborted")
     assert read_committed(kafka.bootstrap, topic) == []
 
 
@@ -329,7 +326,7 @@ del producer
 gc.collect()
 print(pa.total_allocated_bytes())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert int(done.stdout) >= 1_000_000
 
 
@@ -341,14 +338,13 @@ def test_rows_whose_request_gets_no_answer_are_sent_again_from_the_same_memory(f
     topic, producer = kafka.topic(), kafka.producer(socket_timeout_ms=1_000)
     producer.produce(topic, values("before"))
     deliver(producer)
-    cluster.brokers[0].pause()
     sizes = [10, 100_000, 10, 70_000] * 5
-    producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
     others = []
-    while len(others) < 60:  # longer than the request timeout, while freed memory is overwritten with other letters
-        producer.flush(0.05)
-        others.append(values(*["z" * size for size in sizes]))
-    cluster.brokers[0].resume()
+    with cluster.brokers[0].paused():
+        producer.produce(topic, values(*["a" * size for size in sizes], partition=[0] * len(sizes)))
+        while len(others) < 60:  # longer than the request timeout, while freed memory is overwritten with other letters
+            producer.flush(0.05)
+            others.append(values(*["z" * size for size in sizes]))
     deliver(producer)
     found = [record.value for record in read_committed(kafka.bootstrap, topic)]
     assert found == [b"before", *(b"a" * size for size in sizes)]

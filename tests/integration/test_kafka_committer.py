@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from integration.kafka_witness import Witness, eventually, new_name, until_final
+from eventually import eventually
+from integration.kafka_witness import Witness, new_name, until_final
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.errors import UnknownOutcomeError
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
@@ -169,7 +170,7 @@ def test_an_abort_and_a_sweep_after_an_orderly_restart(fragile, caplog):
     owner = Owner(query=name.query, token=name.token, facts={"prefix": "swept"})
     before = committer.list_lingering([owner])
     cluster.brokers[0].restart()
-    eventually(lambda: "socket disconnected" in caplog.text, bool)
+    eventually(lambda: "socket disconnected" in caplog.text)
     # A closed connection is not worth a warning: if it matters, the next request reports the failure.
     assert [one for one in caplog.records if one.name.startswith("kafka.") and one.levelno >= logging.WARNING] == []
     assert [handle.transaction for handle in before] == [prepared.handle.transaction]
@@ -192,13 +193,10 @@ def test_a_broker_that_hangs_is_no_answer(fragile):
         closing(KafkaCommitter(settings, "kafka", attempt_timeout_s=0.3)) as hasty,
     ):
         assert until_final(hasty.commit, handles[:1]) == [Outcome.COMMITTED]
-        cluster.brokers[0].pause()
-        try:
+        with cluster.brokers[0].paused():
             # Once over open connections, and once without any.
             for _ in range(2):
                 assert {one.outcome for one in hasty.commit(handles)} == {Outcome.RETRY}
-        finally:
-            cluster.brokers[0].resume()
         assert until_final(patient.commit, handles) == [Outcome.COMMITTED] * 2
     witness.await_state("CompleteCommit", *handles)
     assert witness.committed(topic) == ["a", "b"]
@@ -215,14 +213,11 @@ def test_only_what_has_left_may_arrive_late(fragile):
     def end(within_s: float) -> BrokerAnswer:
         return client.end_transactions([nobodys], commit=False, deadline_s=time.monotonic() + within_s)[0]
 
-    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
-    cluster.brokers[0].pause()
-    try:
+    eventually(lambda: end(60.0).code, until=lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    with cluster.brokers[0].paused():
         hung = end(0.5)
-    finally:
-        cluster.brokers[0].resume()
     assert (hung.code, hung.never_sent) == (None, False)
-    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    eventually(lambda: end(60.0).code, until=lambda code: code == INVALID_PRODUCER_ID_MAPPING)
     cluster.brokers[0].kill()
     client.close()  # a connection that was closed unnoticed still accepts writes
     try:
@@ -230,4 +225,4 @@ def test_only_what_has_left_may_arrive_late(fragile):
     finally:
         cluster.brokers[0].start()
     assert (refused.code, refused.never_sent) == (None, True)
-    eventually(lambda: end(60.0).code, lambda code: code == INVALID_PRODUCER_ID_MAPPING)
+    eventually(lambda: end(60.0).code, until=lambda code: code == INVALID_PRODUCER_ID_MAPPING)

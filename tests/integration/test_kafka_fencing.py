@@ -14,7 +14,8 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 
-from integration.kafka_witness import Prepared, Witness, eventually, new_name, until_final
+from eventually import LIMIT_S, eventually
+from integration.kafka_witness import Prepared, Witness, new_name, until_final
 from small_job import SmallJob
 from sparkonce.protocol.handles import Outcome
 from sparkonce.protocol.ownership import TransactionalId
@@ -29,7 +30,6 @@ from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = pytest.mark.kafka
 
-LIMIT_S = 30.0
 SAFE_DOWNGRADE = 2
 VERSIONS = ["transaction.version 1", "transaction.version 2"]
 
@@ -43,7 +43,7 @@ def cluster(request, broker) -> Iterator[Cluster]:
         with closing(KafkaAdminClient(bootstrap_servers=older.bootstrap)) as admin:
             admin.update_features({"transaction.version": (SAFE_DOWNGRADE, 1)})
         with closing(TransactionClient({"bootstrap_servers": [older.bootstrap]})) as client:
-            eventually(lambda: client.transaction_version(deadline_s=until()), lambda level: level == 1)
+            eventually(lambda: client.transaction_version(deadline_s=until()), until=lambda level: level == 1)
         yield older
 
 
@@ -94,9 +94,8 @@ def test_a_zombie_in_the_midst_of_a_sweep_is_aborted_with_it(witness, committer)
 def test_an_abort_that_keeps_the_epoch_would_let_it_publish(witness, committer, client):
     topic = witness.create_topic()
     zombie = witness.prepare(topic, "half")
-    eventually(
-        lambda: client.probe(transaction_of(zombie.handle), deadline_s=until()).code, lambda code: code in (0, 48)
-    )
+    zombies = transaction_of(zombie.handle)
+    eventually(lambda: client.probe(zombies, deadline_s=until()).code, until=lambda code: code in (0, 48))
     witness.await_state("CompleteAbort", zombie.handle)
     zombie.write_on("zombie", 1)
     assert not zombie.failed
@@ -182,7 +181,7 @@ def test_a_decided_batch_that_timed_out_at_the_last_epoch_is_written_again(clust
     decision = job.decision(0)
     assert [handle["epoch"] for handle in decision.handles] == [LAST_EPOCH]
     prefix = f"sparkonce-{job.short_query}."
-    eventually(lambda: list_transactions(cluster.bootstrap, states=["CompleteAbort"], prefix=prefix), bool)
+    eventually(lambda: list_transactions(cluster.bootstrap, states=["CompleteAbort"], prefix=prefix))
     (done,) = job.run(0)
     assert done.healed == 1
     assert witness.committed(topic) == ["row"]

@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from eventually import eventually
-from integration.kafka_witness import LIMIT_S, Witness, new_name
+from eventually import LIMIT_S, eventually
+from integration.kafka_witness import Witness, new_name
 from small_job import Killed, SmallJob, one_row, values_of
 from sparkonce.errors import PreflightError, PrepareError, StaleLogError, StaleServerError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee

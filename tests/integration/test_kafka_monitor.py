@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from integration.kafka_witness import Prepared, eventually
+from eventually import eventually
+from integration.kafka_witness import Prepared
 from small_job import SmallJob
 from sparkonce.protocol.ownership import Token, TransactionalId
 from sparkonce.sinks.kafka import blocking as blocking_module
@@ -80,7 +81,7 @@ def test_who_hides_a_committed_batch_is_named_once(witness, topic, poll, tmp_pat
     assert "transaction.timeout.ms=60000 (1 min)" in said
     assert poll() == []
     end(other)
-    eventually(lambda: witness.committed(topic), lambda values: values == ["0.0", "0.1"])
+    eventually(lambda: witness.committed(topic), until=lambda values: values == ["0.0", "0.1"])
     again = witness.prepare(topic, "theirs", transactional_id=str(name))
     (said,) = poll()
     assert f"Transaction {name!r}" in said
@@ -125,7 +126,7 @@ def test_what_is_the_querys_own_is_not_named(witness, topic, poll):
     other = witness.prepare(topic, "behind", transactional_id=own("ba9876543210"))
     assert poll() == []
     end(mine)
-    (said,) = eventually(poll, bool)
+    (said,) = eventually(poll)
     assert repr(own("ba9876543210")) in said
     end(other)
 

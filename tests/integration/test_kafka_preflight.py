@@ -13,7 +13,8 @@ import pytest
 from confluent_kafka import TopicCollection
 
 import one_run
-from integration.kafka_witness import LIMIT_S, Witness, new_name, until_final
+from eventually import LIMIT_S
+from integration.kafka_witness import Witness, new_name, until_final
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle, Outcome

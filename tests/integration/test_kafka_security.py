@@ -30,7 +30,8 @@ from confluent_kafka.admin import (
 
 from canary import CANARY, said_of
 from canary import check as look_everywhere
-from integration.kafka_witness import LIMIT_S, Witness, eventually, new_name, until_final
+from eventually import LIMIT_S, eventually
+from integration.kafka_witness import Witness, new_name, until_final
 from secured import ELSEWHERE, PASSWORD, SERVER, make_certificate, make_keys, secured_cluster
 from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
@@ -236,7 +237,7 @@ def test_a_start_asks_a_sources_brokers_as_javas_client_would(witness, topic, tl
                 raise
             return None
 
-    assert eventually(known, lambda found: found is not None) == [{topic: 2}] * 4
+    assert eventually(known, until=lambda found: found is not None) == [{topic: 2}] * 4
     assert not [one for one in caplog.records if one.name == "sparkonce"]
 
     with pytest.raises(PreflightError, match="may not be seen by this user"):
@@ -265,7 +266,7 @@ def test_permissions_are_named(witness, topic, sasl, caplog):
             return str(error)
 
     def refused(message: str) -> None:
-        eventually(attempt, lambda told: message in told)  # a permission takes effect with a short delay
+        eventually(attempt, until=lambda told: message in told)  # a permission takes effect with a short delay
 
     refused(f"topic='{topic}' may not be seen")
     allow(witness, "half", ResourceType.TOPIC, topic, AclOperation.READ)
@@ -281,10 +282,10 @@ def test_permissions_are_named(witness, topic, sasl, caplog):
 
     caplog.set_level(logging.WARNING, "sparkonce")
     # The user may not read the broker's limit.
-    eventually(attempt, with_timeout("60000"))
+    eventually(attempt, until=with_timeout("60000"))
     assert "transaction.max.timeout.ms" in caplog.text
     allow(witness, "half", ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE_CONFIGS)
-    eventually(attempt, with_timeout("900000"))
+    eventually(attempt, until=with_timeout("900000"))
 
 
 # --- a whole job over TLS with a password, and with only the rights that it needs ------------------------------------
@@ -338,12 +339,12 @@ class Rights:
         for done in self.witness.admin.create_acls([self.binding(right) for right in rights]).values():
             done.result(LIMIT_S)
         for right in rights:
-            eventually(lambda right=right: self.has(right), bool)
+            eventually(lambda right=right: self.has(right))
 
     def take(self, right: str) -> None:
         for done in self.witness.admin.delete_acls([_filter(self.binding(right))]).values():
             done.result(LIMIT_S)
-        eventually(lambda: self.has(right), lambda there: not there)
+        eventually(lambda: self.has(right), until=lambda there: not there)
 
     def job(self, checkpoint: Path, *, joined: bool = False, deadline_s: float = 20.0) -> SmallJob:
         def sinks() -> list[KafkaSink]:
@@ -393,7 +394,7 @@ def test_who_holds_back_readers_is_told_to_those_who_may_read(witness, cluster, 
         (told,) = said("READ")
         assert (told.levelno, said("of another application")) == (logging.DEBUG, [])
         rights.give("read")
-        eventually(lambda: monitor.poll(0.0) or said("of another application"), bool)
+        eventually(lambda: monitor.poll(0.0) or said("of another application"))
     assert len(said("Transaction whose id this user may not see of another application (producer id ")) == 1
     other.producer.abort_transaction(LIMIT_S)
 
@@ -487,7 +488,7 @@ def test_nothing_is_written_to_a_broker_without_a_proof(
     told: list[str] = []
     settings = producer_settings(rights.settings, Guarantee.AT_LEAST_ONCE)
     writer = Producer({**settings, "log_level": 0, "error_cb": lambda error: told.append(error.str())})
-    eventually(lambda: (writer.poll(0.05), list(told))[1], lambda said: "certificate verify failed" in str(said))
+    eventually(lambda: (writer.poll(0.05), list(told))[1], until=lambda said: "certificate verify failed" in str(said))
     gc.collect()
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import TopicCollection
 
-from eventually import eventually
-from integration.kafka_witness import LIMIT_S, new_name
+from eventually import LIMIT_S, eventually
+from integration.kafka_witness import new_name
 from sparkonce.errors import PreflightError
 from sparkonce.source import SourceFacts
 from sparkonce.sources import topics as topics_module

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from shared_servers import KILLS_BROKER, broker_to_kill
 from sparkonce.errors import OutageError, PreflightError, PrepareError
 from sparkonce.guarantees import Guarantee
@@ -46,7 +46,6 @@ from sparkonce_lab.kafka import (
 pytestmark = pytest.mark.kafka
 
 Fields = Mapping[str, str | int]
-WAIT_S = 30.0
 
 
 class Kafka:
@@ -256,7 +255,7 @@ def test_a_row_that_is_refused_while_others_are_handed_over_is_told_too(kafka, o
     writer.write(pa.record_batch({"value": ["x" * 10_000], "partition": pa.array([0], pa.int32())}))
     fits = pa.record_batch({"value": ["fits"], "partition": pa.array([1], pa.int32())})
     with pytest.raises(PrepareError, match=rf"{topic}', partition 0: .*too large"):
-        eventually(lambda: writer.write(fits), "the large row is refused", limit_s=WAIT_S)
+        eventually(lambda: writer.write(fits), "the large row is refused")
     writer.abort()
     assert kafka.read(topic) == []
 
@@ -272,11 +271,10 @@ def test_a_partition_that_is_not_there_is_named_whenever_librdkafka_finds_out(ow
     writer = open_writer(KafkaSink(kafka.settings), owner)
     writer.begin()
     if is_known:
-        writer._pooled.producer.list_topics(topic, WAIT_S)
+        writer._pooled.producer.list_topics(topic, LIMIT_S)
     else:
-        cluster.brokers[0].pause()  # nothing reports the missing topic before the rows are passed on
-        writer.write(rows)
-        cluster.brokers[0].resume()
+        with cluster.brokers[0].paused():  # nothing reports the missing topic before the rows are passed on
+            writer.write(rows)
     with pytest.raises(PrepareError) as told:
         writer.write(rows) if is_known else writer.prepare()
     assert (
@@ -362,7 +360,7 @@ def test_a_transaction_that_is_open_no_more_cannot_be_prepared(kafka, owner):
     writer.begin()
     writer.write(pa.record_batch({"value": ["a"]}))
     writer.prepare()
-    writer._pooled.producer.abort_transaction(WAIT_S)
+    writer._pooled.producer.abort_transaction(LIMIT_S)
     with pytest.raises(PrepareError, match="no transaction was open"):
         writer.prepare()
     writer.abort()
@@ -375,7 +373,7 @@ def test_a_transaction_that_someone_fenced_cannot_be_prepared(kafka, owner):
     writer.write(pa.record_batch({"value": ["a"]}))
     fields = writer.prepare()
     fencer = Producer({**kafka.settings, "transactional.id": fields["transactional_id"]})
-    fencer.init_transactions(WAIT_S)
+    fencer.init_transactions(LIMIT_S)
     del fencer
     with pytest.raises(PrepareError, match=r"(?i)fenced|newer instance|invalid.*epoch"):
         finish(writer, pa.record_batch({"value": ["b"]}))
@@ -399,13 +397,14 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(kafka, owner, mo
         def __getattr__(self, name: str) -> Any:
             return getattr(self._producer, name)
 
-    monkeypatch.setattr(producers_module, "POLL_EVERY_S", WAIT_S)  # otherwise the background thread would get the error
+    # otherwise the background thread would get the error
+    monkeypatch.setattr(producers_module, "POLL_EVERY_S", 30.0)
     topic = kafka.create_topic()
     writer = open_writer(KafkaSink(kafka.settings, topic=topic), owner)
     writer.begin()
     pooled = writer._pooled
     fencer = Producer({**kafka.settings, "transactional.id": pooled.transactional_id})
-    fencer.init_transactions(WAIT_S)
+    fencer.init_transactions(LIMIT_S)
     del fencer
     writer.write(pa.record_batch({"value": ["a"]}))
 
@@ -417,7 +416,7 @@ def test_a_fatal_error_that_another_thread_was_told_of_is_named(kafka, owner, mo
             return True
         return False
 
-    eventually(is_told_of_the_fence, "a call is told of the fence", limit_s=WAIT_S)
+    eventually(is_told_of_the_fence, "a call is told of the fence")
     pooled.producer = ToldElsewhere(pooled.producer)
     with pytest.raises(PrepareError, match="fenced by a newer instance"):
         writer.prepare()
@@ -465,7 +464,7 @@ def test_a_producer_that_fails_while_its_id_is_told_says_why(kafka, monkeypatch)
 
     monkeypatch.setattr(producer_module.PooledProducer, "_try_to_initialise", fail)
     with pytest.raises(PrepareError, match="fenced by another"):
-        producer_module.PooledProducer(kafka.settings, transactional_id="t").initialise(WAIT_S)
+        producer_module.PooledProducer(kafka.settings, transactional_id="t").initialise(LIMIT_S)
 
 
 def test_a_prepared_transaction_stays_open_when_the_worker_process_ends(kafka, owner):

@@ -269,7 +269,7 @@ def test_a_wrong_login_is_refused_by_name(rabbit, changed, why):
 def test_a_stream_that_is_missing_is_refused_by_name(asker):
     for ask in (asker.check, lambda stream: asker.begin(stream, "latest"), lambda stream: asker.ends((stream,))):
         with pytest.raises(PreflightError, match="The stream 'no-such', which this query reads, does not exist"):
-            ask("no-such")  # type: ignore[operator]
+            ask("no-such")
 
 
 @pytest.mark.slow

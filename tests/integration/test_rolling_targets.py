@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from integration.kafka_witness import Witness, eventually, until_final
+from eventually import eventually
+from integration.kafka_witness import Witness, until_final
 from shared_servers import mariadb_server, postgres_server
 from small_job import SmallJob, one_row, values_of
 from sparkonce.errors import ConfigurationError
@@ -257,7 +258,7 @@ def test_a_shorter_timeout_is_that_of_new_transactions(kafka, tmp_path):
     decided = query.job.decision(1).handles
     # Wait until the shorter timeout has passed: by then, the broker has aborted the other query's transaction.
     short = kafka.witness.prepare(kafka.topics["new"], timeout_ms=1_000)
-    eventually(lambda: kafka.witness.state(short.handle), lambda states: states == {"CompleteAbort"})
+    eventually(lambda: kafka.witness.state(short.handle), until=lambda states: states == {"CompleteAbort"})
     assert kafka.witness.state(*decided) == {"Ongoing"}
     query.sinks = (lambda: KafkaSink({**kafka.settings, "transaction.timeout.ms": 1_000}, topic=topic),)
     (done,) = query.job.run(1)

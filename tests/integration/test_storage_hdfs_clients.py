@@ -148,10 +148,10 @@ def test_what_a_dead_writer_has_left_open_hinders_nobody():
         " WriteOptions(overwrite=False, create_parent=True))\n"
         "file.write(b'half')\nprint('open', flush=True)\nsys.stdin.read()"
     )
-    writer = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout.readline() == "open\n"
-    writer.kill()
-    writer.communicate(timeout=60)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout.readline() == "open\n"
+        writer.kill()
     files, client = HdfsFiles(url), Client(hdfs_server().url)
     folder = files._full("a")
     assert [one.path for one in client.list_status(folder)] == [f"{folder}/.dead.tmp"]
@@ -169,17 +169,12 @@ def test_a_store_that_is_paused_for_a_moment_is_waited_for(request, client):
     url = new_url()
     files = HdfsFiles(url) if client == "native" else hadoop_files(request.getfixturevalue("jvm"), url)
     assert files.put("a/0", b"before") == Landed()
-    server = hdfs_server()
-    server.pause()
-    try:
-        with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
+        with hdfs_server().paused():
             putting = pool.submit(files.put, "a/1", b"record")
             with pytest.raises(FutureTimeoutError):
                 putting.result(0.5)
-            server.resume()
-            assert putting.result(120) == Landed()
-    finally:
-        server.resume()
+        assert putting.result(120) == Landed()
     assert files.read("a/1") == b"record"
 
 

@@ -305,7 +305,7 @@ def test_a_large_file_is_read_as_it_was_put(tmp_path, bucket, store):
     files.put_large("rows/a", given)
     assert files.exists("rows/a")
     assert list(files.names("rows")) == ["a"]
-    with files.open("rows/a") as file:  # type: ignore[union-attr]
+    with files.open("rows/a") as file:
         assert file.read() == data
         assert file.seek(LARGE - 5) == LARGE - 5
         assert file.read(100) == data[-5:]
@@ -322,10 +322,10 @@ def test_arrow_reads_rows_from_a_store(bucket):
     pq.write_table(table, written)
     written.seek(0)
     files.put_large("rows/a", written)
-    with files.open("rows/a") as file:  # type: ignore[union-attr]
+    with files.open("rows/a") as file:
         assert pq.read_table(file) == table
     files.put_large("empty", io.BytesIO())
-    with files.open("empty") as file:  # type: ignore[union-attr]
+    with files.open("empty") as file:
         assert file.read() == b""
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
-import os
 import shutil
 import signal
 import socket
@@ -15,15 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from page_scene import PageScene, many, now_ms, served
 from sparkonce.cli.main import app
 from sparkonce.operate.systems import NamedSystem, SystemKind, read_file
 from sparkonce.protocol.state import Phase
 from sparkonce.ui.server import PageServer
 from sparkonce.ui.watcher import without_secrets
-
-LIMIT_S = 60
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def state(server: PageServer) -> dict[str, Any]:
 
 
 def read(server: PageServer) -> dict[str, Any]:
-    eventually(lambda: all(one["read_ms"] for one in state(server)["queries"]), "all are read", limit_s=LIMIT_S)
+    eventually(lambda: all(one["read_ms"] for one in state(server)["queries"]), "all are read")
     return state(server)
 
 
@@ -104,7 +101,7 @@ def test_only_what_is_new_is_fetched(server, scene):
     found = json.loads(ask(server, "/api/timeline?checkpoint=0&after=0")[1])
     assert ([one[2] for one in found["batches"]], found["last"]) == ([0, 1, 2, 3, 4], last)
     scene.write([*many(5, now_ms()), *many(1, now_ms(), first=5)])
-    eventually(lambda: state(server)["queries"][0]["last"] > last, "the sixth batch is read", limit_s=LIMIT_S)
+    eventually(lambda: state(server)["queries"][0]["last"] > last, "the sixth batch is read")
     new = json.loads(ask(server, f"/api/timeline?checkpoint=0&after={last}")[1])
     assert 5 in [one[2] for one in new["batches"]]
     assert min(one[0] for one in new["batches"]) > last
@@ -136,7 +133,7 @@ def test_a_checkpoint_that_breaks_is_an_alarm_and_the_page_goes_on(server, scene
     newest = max((scene.path / "sparkonce" / "records").iterdir())
     newest.write_bytes(b"not a record")
     (scene.path / "commits" / "3").write_text("v1\n{}")  # change the file names, so that the checkpoint is read again
-    keys = eventually(lambda: [one["key"] for one in state(server)["alarms"]], "there is an alarm", limit_s=LIMIT_S)
+    keys = eventually(lambda: [one["key"] for one in state(server)["alarms"]], "there is an alarm")
     assert keys == [f"unreadable {scene.path}"]
     assert state(server)["queries"][0]["newest"] == 2
 
@@ -155,7 +152,6 @@ def test_secrets_of_the_file_never_reach_the_page(scene, tmp_path):
         done = eventually(
             lambda: [one for one in state(server)["systems"] if one["error"] or one["answered_ms"]][2:],
             "three systems have failed",
-            limit_s=LIMIT_S,
         )
         assert done
         text = json.dumps(state(server))
@@ -188,7 +184,7 @@ def test_the_command_serves_until_it_is_interrupted(scene, place, options, next_
     command = [sys.executable, "-m", "sparkonce", "ui", "--checkpoint", str(path), "--port", "0", *options]
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background has SIGINT ignored
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     finally:
         signal.signal(signal.SIGINT, heard)
     try:
@@ -204,7 +200,7 @@ def test_the_command_serves_until_it_is_interrupted(scene, place, options, next_
         assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("Ended.\n", 0)
     finally:
         process.kill()
-        process.wait(LIMIT_S)
+        process.communicate()
 
 
 def test_what_cannot_be_served_is_said_at_once(scene, tmp_path):

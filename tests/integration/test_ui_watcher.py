@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from integration.kafka_witness import new_name
 from page_scene import PageScene, many, now_ms
 from sparkonce.errors import PreflightError
@@ -22,8 +22,6 @@ from sparkonce.sinks._shared.orphans import Orphan
 from sparkonce.storage.local import LocalFiles
 from sparkonce.ui.alarms import SILENT_S, alarms_of
 from sparkonce.ui.watcher import LOG_WITHIN_S, READ_AGAIN_S, PageWatcher, WatchedCheckpoint
-
-LIMIT_S = 60
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_a_verdict_waits_for_a_log_that_was_not_read_yet(scene):
         assert files.asked.wait(LIMIT_S)
         assert watcher.state().systems[0].open == []
         files.gate.set()
-        shown = eventually(lambda: watcher.state().systems[0].open, "it is listed", limit_s=LIMIT_S)
+        shown = eventually(lambda: watcher.state().systems[0].open, "it is listed")
         assert [one.verdict for one in shown] == ["under way"]
 
 
@@ -111,12 +109,12 @@ def test_a_system_that_hangs_blocks_nothing_and_is_an_alarm(scene):
     with watching(LocalFiles(scene.path), answer, lambda: ms[0]) as watcher:
         watcher.state()
         assert asked.wait(LIMIT_S)
-        eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read")
         assert alarms_of(watcher.state()) == []
         ms[0] += int(SILENT_S * 1000) + 1000
         eventually(lambda: [one.key for one in alarms_of(watcher.state())] == ["silent shop"], "it is the only alarm")
         release.set()
-        eventually(lambda: watcher.state().systems[0].answered_ms, "it has answered", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().systems[0].answered_ms, "it has answered")
         assert alarms_of(watcher.state()) == []
 
 
@@ -129,9 +127,9 @@ def test_what_was_open_stays_shown_while_its_system_is_away(scene):
         return answers[-1]
 
     with watching(LocalFiles(scene.path), answer) as watcher:
-        eventually(lambda: watcher.state().systems[0].open, "it is listed", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().systems[0].open, "it is listed")
         answers.append(PreflightError("The server is away.", next_step="start it"))
-        eventually(lambda: watcher.state().systems[0].error, "it is away", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().systems[0].error, "it is away")
         (system,) = watcher.state().systems
         assert (system.error, system.error_step, len(system.open)) == ("The server is away.", "Start it.", 1)
         answers.append(ZeroDivisionError("postgres://u:secret@h"))  # of a client: its words may hold anything
@@ -139,7 +137,7 @@ def test_what_was_open_stays_shown_while_its_system_is_away(scene):
                            limit_s=LIMIT_S)  # fmt: skip
         assert found == "System 'shop' cannot be queried: ZeroDivisionError."
         answers.append([])
-        eventually(lambda: not watcher.state().systems[0].error, "it is back", limit_s=LIMIT_S)
+        eventually(lambda: not watcher.state().systems[0].error, "it is back")
         assert watcher.state().systems[0].open == []
 
 
@@ -151,9 +149,9 @@ def test_nothing_is_read_before_somebody_looks(scene):
     with watching(LocalFiles(scene.path), list) as watcher:
         assert polls() == before
         watcher.state()
-        eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().queries[0].read_ms, "the checkpoint is read")
         assert polls() == before + 2
-    eventually(lambda: polls() <= before, "the looks end", limit_s=LIMIT_S)
+    eventually(lambda: polls() <= before, "the looks end")
 
 
 def verdicts(watcher: PageWatcher) -> dict[str, str]:
@@ -169,7 +167,7 @@ def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene, tmp_path, 
         files.gate.set()
     with watching({"clicks": files, "totals": LocalFiles(scene.path)}, lambda: list(found), lambda: ms[0]) as watcher:
         if before != "nothing":
-            eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "both were looked at", limit_s=LIMIT_S)
+            eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "both were looked at")
             files.gate.clear()
             files.asked.clear()
         watcher.state()
@@ -179,15 +177,15 @@ def test_a_store_that_hangs_delays_no_verdict_of_another_query(scene, tmp_path, 
         found.append(mine(scene, "bbbb"))
         found.append(mine(other, "cccc"))
         both = {"aaaa": "under way", "bbbb": "under way"}
-        eventually(lambda: both.items() <= verdicts(watcher).items(), "they are judged", limit_s=LIMIT_S)
+        eventually(lambda: both.items() <= verdicts(watcher).items(), "they are judged")
         if before == "read":
             assert "cccc" not in verdicts(watcher)  # it waits for its own log
             ms[0] += int(LOG_WITHIN_S * 1000) + 1000
         last = {**both, "cccc": "under way" if before == "read" else "not known"}
-        eventually(lambda: verdicts(watcher) == last, "its own last reading counts", limit_s=LIMIT_S)
+        eventually(lambda: verdicts(watcher) == last, "its own last reading counts")
         files.is_away = False
         files.gate.set()
-        eventually(lambda: verdicts(watcher).get("cccc") == "under way", "the store is back", limit_s=LIMIT_S)
+        eventually(lambda: verdicts(watcher).get("cccc") == "under way", "the store is back")
 
 
 def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene):
@@ -198,12 +196,12 @@ def test_a_log_that_is_not_read_in_time_judges_by_its_last_reading(scene):
         return list(found)
 
     with watching(LocalFiles(scene.path), answer, lambda: ms[0], every_s=3600) as watcher:
-        eventually(lambda: watcher.state().queries[0].read_ms, "it is read, for the last time", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().queries[0].read_ms, "it is read, for the last time")
         found.append(mine(scene))
-        eventually(lambda: watcher.state() and asked[0] > 2, "it is listed", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state() and asked[0] > 2, "it is listed")
         assert verdicts(watcher) == {}
         ms[0] += int(LOG_WITHIN_S * 1000) + 1000
-        eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "it is judged", limit_s=LIMIT_S)
+        eventually(lambda: verdicts(watcher) == {"aaaa": "under way"}, "it is judged")
 
 
 @pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
@@ -212,7 +210,7 @@ def test_of_two_copies_of_a_query_the_newest_log_counts(scene, tmp_path, order):
     scene.job.run(3)  # another run, which is missing in the copy
     paths = {"old": tmp_path / "copy", "new": scene.path}
     with watching({one: LocalFiles(paths[one]) for one in order}, lambda: [mine(scene)]) as watcher:
-        eventually(lambda: verdicts(watcher), "it is judged", limit_s=LIMIT_S)
+        eventually(lambda: verdicts(watcher), "it is judged")
         state = watcher.state()
         (shown,) = state.systems[0].open
         assert (shown.verdict, "An older run has left it" in shown.why) == ("abort", True)
@@ -266,7 +264,7 @@ def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(witnes
         def found() -> dict[str, Any]:
             return {one.name: one for one in watcher.state().systems[0].open}
 
-        eventually(lambda: set(ids) <= found().keys(), "both are listed", limit_s=LIMIT_S)
+        eventually(lambda: set(ids) <= found().keys(), "both are listed")
         one, other = (found()[name] for name in ids)
         assert (one.verdict, other.verdict) == ("under way", "not known")
         assert 0 <= one.age_s < one.timeout_s == 60.0
@@ -274,18 +272,18 @@ def test_transactions_on_a_real_broker_have_a_verdict_a_timeout_and_a_lag(witnes
         assert (part.topic, part.begins, part.readable, part.end, part.blocks) == (topic, 0, 0, 3, True)
         (late,) = other.partitions
         assert (late.begins, late.readable, late.blocks) == (2, 0, False)
-        eventually(lambda: watcher.state().systems[1].error, "the other one is said to be away", limit_s=LIMIT_S)
+        eventually(lambda: watcher.state().systems[1].error, "the other one is said to be away")
         assert watcher.state().systems[1].answered_ms is None
 
         monkeypatch.setattr("sparkonce.ui.watcher.targets_of", lambda _: {(topic, "")})
         billing = witness.prepare(topic, "theirs", transactional_id=new_name("billing"))
         name = str(billing.handle["transactional_id"])
-        eventually(lambda: name in found(), "another application's is shown, too", limit_s=LIMIT_S)
+        eventually(lambda: name in found(), "another application's is shown, too")
         one = found()[name]
         assert (one.verdict, one.query, one.timeout_s, one.age_s >= 0) == ("foreign", "", 60.0, True)
         assert [part.blocks for part in one.partitions] == [False], "behind those of the query"
         for ours in (mine, unknown):
             ours.producer.abort_transaction()
         title = "kafka: another application's transaction blocks readers"
-        eventually(lambda: title in [one.title for one in alarms_of(watcher.state())], "an alarm", limit_s=LIMIT_S)
+        eventually(lambda: title in [one.title for one in alarms_of(watcher.state())], "an alarm")
         billing.producer.abort_transaction()

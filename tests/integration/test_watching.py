@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from sparkonce import serve_metrics
 from sparkonce.errors import TransactionLostError
 from sparkonce.protocol.state import Phase, Writing
@@ -32,7 +32,6 @@ DASHBOARD = json.loads((FOLDER / "sparkonce-dashboard.json").read_text())
 NEEDS_PROMETHEUS = pytest.mark.skipif(
     not (shutil.which("promtool") and shutil.which("prometheus")), reason="Prometheus is not installed"
 )
-LIMIT_S = 60
 QUERIES = {"busy": "11111111-0000-4000-8000-000000000001", "dead": "11111111-0000-4000-8000-000000000002"}
 
 

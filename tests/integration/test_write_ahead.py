@@ -23,6 +23,7 @@ import pytest
 
 import one_run
 from conformance.write_ahead_targets import AppendingTarget, KeyedTarget, SqliteTarget, Target
+from eventually import LIMIT_S
 from one_run import QUERY
 from plain_store import PlainStore
 from small_job import SmallJob
@@ -41,7 +42,6 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.write_ahead import SKIPPED, Applies, ApplyToken, RefusedError, RetryLaterError
 from unit.driver_world import World
 
-LIMIT_S = 60.0
 TARGETS: dict[Applies, type[Target]] = {
     Applies.TRANSACTIONAL: SqliteTarget,
     Applies.IDEMPOTENT: KeyedTarget,

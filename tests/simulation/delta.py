@@ -37,7 +37,7 @@ class Delta(Table):
                 scala=SimpleNamespace(Option=SimpleNamespace(empty=lambda: None)),
             ),
         )
-        return _Delta(session, "/table", None)  # type: ignore[arg-type]
+        return _Delta(session, "/table", None)
 
     def others(self, content: Content) -> None:
         self.versions.append((None, "", 0))
@@ -64,7 +64,7 @@ class _Delta(_DeltaTable):
 
     def _newest_label(self) -> Label | None:
         """Reads the newest entry of the table's log, as a file."""
-        server: Any = self.spark.server  # type: ignore[attr-defined]
+        server: Any = self.spark.server
         return Label.of_text(server.ask(("reads the newest entry",), lambda: server.versions[-1][0]))
 
     def _frame(self, java: Any) -> Any:
@@ -118,7 +118,7 @@ class _DeltaHandle:
             return
         rows = self._rows.numbers
         clauses = SimpleNamespace(clauses=[SimpleNamespace(kind=kind) for kind in self._kinds])
-        made = server.merged(content, rows, clauses)  # type: ignore[arg-type]
+        made = server.merged(content, rows, clauses)
         server.ask(("commits version", read), lambda: server.commit(read, entry, rows, made))
 
     def history(self, newest: int = 1_000) -> _History:

@@ -58,7 +58,7 @@ class Files(System):
     def store(self) -> LocalStore:
         made = LocalStore.__new__(LocalStore)
         made.location, made._root, made._held = ROOT, FakePath(self, ROOT), FakePath(self, HELD)
-        made.small = _SmallFiles(self)  # type: ignore[assignment]
+        made.small = _SmallFiles(self)
         return made
 
     def lingering(self) -> list[Key]:

@@ -58,7 +58,7 @@ class Iceberg(Table):
         util = SimpleNamespace(SnapshotUtil=SimpleNamespace(currentAncestorIds=lambda loaded: loaded.ancestors()))
         iceberg = SimpleNamespace(util=util)
         jvm = SimpleNamespace(org=SimpleNamespace(apache=SimpleNamespace(iceberg=iceberg)))
-        return _Iceberg(Session(self, jvm), "t")  # type: ignore[arg-type]
+        return _Iceberg(Session(self, jvm), "t")
 
     def lingering(self) -> list[Key]:
         return super().lingering() + [(self.name, branch) for branch in self.branches if branch != _MAIN]
@@ -103,7 +103,7 @@ class _Iceberg(_IcebergTable):
         return schema()
 
     def _load(self) -> Any:
-        server: Any = self.spark.server  # type: ignore[attr-defined]
+        server: Any = self.spark.server
         return server.ask(("loads the table",), lambda: _Loaded(server))
 
     def _forgotten(self, _: object) -> None:

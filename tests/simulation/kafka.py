@@ -137,14 +137,14 @@ class Kafka(System):
 
     def committer(self) -> KafkaCommitter:
         made = KafkaCommitter.__new__(KafkaCommitter)
-        made._client = TransactionClient(self, connections=1)  # type: ignore[arg-type]
+        made._client = TransactionClient(self, connections=1)
         made._name = self.name
         made._attempt_timeout_s = 10.0
         made._retention = ModelRetention(self, made._client)
         made._described = None
-        made._leaders = SimpleNamespace(held_back=lambda *_: {})  # type: ignore[assignment] # each partition has one
+        made._leaders = SimpleNamespace(held_back=lambda *_: {})  # each partition has one
         if self.deletes_rows:
-            made.commit = self.watched(made.commit)  # type: ignore[method-assign]
+            made.commit = self.watched(made.commit)
         return made
 
     def watched(self, commit: Callable[[Sequence[Handle]], Sequence[Finished]]) -> Any:
@@ -253,7 +253,7 @@ class Kafka(System):
         def lose_patience(worker: ModelWorker) -> None:
             self.simulation.say("process", worker.process.number, "waits no longer for a producer")
             self.simulation.note("no patience")
-            worker.waits_for.too_late = True  # type: ignore[union-attr]
+            worker.waits_for.too_late = True
 
         return self.one_of([one for one in self.workers if one.may_lose_patience], lose_patience)
 

@@ -291,7 +291,7 @@ class Oracle:
         if kind is errors.SupersededError:
             return deposed
         if kind is errors.StaleBatchError:
-            return max(self.decided, default=-1) > error.details["batch"]  # type: ignore[attr-defined]
+            return max(self.decided, default=-1) > error.details["batch"]
         if kind in (errors.PrepareError, errors.OutageError):
             moved = "spread" in since and "in different order each time" in str(error)
             # A batch that began in another process cannot be rewritten before its decision.
@@ -304,7 +304,7 @@ class Oracle:
             if others or since & (_MAY_FAIL - {"long batch"}):
                 return True
         if kind is errors.TransactionTooOldError:
-            lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]  # type: ignore[attr-defined]
+            lost = [key for key in self.gone if self.named.get(key) == error.details["batch"]]
             return len(lost) > MOST_HEALINGS
         if kind is errors.UnknownOutcomeError:
             # If two drivers work on the same transactions, one may pause for so long that it has no time left.

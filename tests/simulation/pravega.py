@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SLOWLY = 0.5
 
 
-class JavaError(Py4JJavaError):  # type: ignore[misc] # py4j has no types
+class JavaError(Py4JJavaError):  # py4j has no types
     """A Java error, with its message."""
 
     def __init__(self, text: str) -> None:
@@ -121,7 +121,7 @@ class Pravega(Staged):
         """Completes what was accepted; returns None if there is nothing."""
         for number, one in self.transactions.items():
             if one.status in ("COMMITTING", "ABORTING"):
-                return lambda number=number: self._finish(number)  # type: ignore[misc]
+                return lambda number=number: self._finish(number)
         return None
 
     def _go_on(self, number: str) -> None:

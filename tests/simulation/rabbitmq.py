@@ -54,7 +54,7 @@ class Stream(Staged):
             self.prefix,
             settings,
             "stream",
-            lambda query, stream: Publisher(self, stream, query),  # type: ignore[arg-type] # instead of a server's settings
+            lambda query, stream: Publisher(self, stream, query),  # instead of a server's settings
         )
 
     def highest(self, publisher: str) -> int:
@@ -159,7 +159,7 @@ class Queue(Staged):
         self.had: dict[str, int] = {}
 
     def committer(self) -> WriteAheadCommitter:
-        publish = QueuePublish(self, "", "queue")  # type: ignore[arg-type] # instead of a server's settings
+        publish = QueuePublish(self, "", "queue")  # instead of a server's settings
         return WriteAheadCommitter(self.folder, self.name, self.prefix, self.settings(Applies.NEITHER, publish))
 
     def take(self, made: str, row: int) -> None:

@@ -64,7 +64,7 @@ class S3(System):
     def committer(self) -> FilesCommitter:
         store = S3Store.__new__(S3Store)
         store.location, store.bucket, store.prefix = f"s3://{BUCKET}/{PREFIX}", BUCKET, PREFIX
-        store.settings = Client(self)  # type: ignore[assignment]
+        store.settings = Client(self)
         store.page = 1000
         store._start()
         return FilesCommitter(store, self.name, manifest=False)
@@ -134,7 +134,7 @@ class S3(System):
 def refusal(status: int, code: str) -> ClientError:
     """The error that boto3 raises."""
     meta = {"HTTPStatusCode": status, "HTTPHeaders": {}}
-    return ClientError({"Error": {"Code": code}, "ResponseMetadata": meta}, "request")  # type: ignore[arg-type]
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": meta}, "request")
 
 
 class Client:

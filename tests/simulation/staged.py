@@ -179,7 +179,7 @@ class _Writer(Writer):
         for _ in range(parts * self.rows * ROWS // 2):
             number = self.system.number_of(self._writer._name, self._places)
             self._places += 1
-            self._writer.write(number)  # type: ignore[arg-type]
+            self._writer.write(number)
 
     def prepare(self) -> Mapping[str, Scalar]:
         return self._writer.prepare()

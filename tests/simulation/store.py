@@ -53,7 +53,7 @@ class ModelFiles(CheckpointFiles):
         return made
 
     def read(self, path: str) -> bytes | None:
-        return self._ask("reads", path, lambda: self.kept.get(self.prefix + path))  # type: ignore[no-any-return]
+        return self._ask("reads", path, lambda: self.kept.get(self.prefix + path))
 
     def exists(self, path: str) -> bool:
         def is_kept() -> bool:
@@ -62,13 +62,11 @@ class ModelFiles(CheckpointFiles):
                 self.seen.add(self.prefix + path)
             return found
 
-        return self._ask("looks for", path, is_kept)  # type: ignore[no-any-return]
+        return self._ask("looks for", path, is_kept)
 
     def names(self, folder: str) -> Sequence[str]:
         start = f"{self.prefix}{folder}/"
-        return self._ask(  # type: ignore[no-any-return]
-            "lists", folder, lambda: [one[len(start) :] for one in self.kept if one.startswith(start)]
-        )
+        return self._ask("lists", folder, lambda: [one[len(start) :] for one in self.kept if one.startswith(start)])
 
     def put(self, path: str, data: bytes) -> Landed | Taken:
         whole = self.prefix + path

@@ -208,8 +208,8 @@ class _Sweeps:
         self._list, self._abort = committer.list_lingering, committer.abort
         self._owners: Sequence[Owner] = ()
         self._found: Sequence[Handle] = ()
-        committer.list_lingering = self.list_lingering  # type: ignore[method-assign]
-        committer.abort = self.abort  # type: ignore[method-assign]
+        committer.list_lingering = self.list_lingering
+        committer.abort = self.abort
 
     def list_lingering(self, owners: Sequence[Owner]) -> Sequence[Handle]:
         self._oracle.sweeps(self._sink, owners)

@@ -58,7 +58,7 @@ def test_a_stream_answers_as_its_sheet_says():
     one = simulation("rabbitmq-stream")
     stream = Stream(one, "rabbitmq-stream")
     shown: list[int] = []
-    stream.show = shown.append  # type: ignore[method-assign]
+    stream.show = shown.append
     assert stream_answers(lambda: Connection(Connection, stream, leader=True), "stream") == list(STREAM)
     assert shown == [0, 1, 2, 3, 4]
 

@@ -13,5 +13,4 @@ def test_a_wrong_rule_is_found_and_made_small(mutant, say):
     count = walk(range(mutant.first_seed, mutant.first_seed + within), mutant)
     assert count.failed is not None, f"not found in {within:,} schedules"
     outcome = explain(count.failed, mutant, most_tries=20)
-    assert outcome.violation is not None
     say(f"| {mutant.name} | {count.failed:,} | {outcome.violation.value} |")

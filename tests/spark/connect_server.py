@@ -22,7 +22,7 @@ from eventually import LIMIT_S, eventually
 from spark.harness import AnyJob, kill, path_of_tests
 from sparkonce_lab.rig.child import Child, ChildError, session_of
 from sparkonce_lab.rig.kafka.jars import spark_kafka_jars
-from sparkonce_lab.rig.process import last_lines
+from sparkonce_lab.rig.process import free_port, last_lines
 from startup import jvm_flags
 
 CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -39,8 +39,7 @@ class ConnectServer(Child):
         spark: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "spark.master": f"local[{cores}]",
@@ -60,7 +59,11 @@ class ConnectServer(Child):
         super().__init__(
             [json.dumps(settings)], log=folder / "server.log", temporary=folder, module="spark.connect_server", env=own
         )
-        eventually(self._answers, "the Connect server answers", limit_s=LIMIT_S)
+        try:
+            eventually(self._answers, "the Connect server answers", limit_s=LIMIT_S)
+        except BaseException:
+            self.kill()
+            raise
 
     @property
     def url(self) -> str:
@@ -85,13 +88,15 @@ class ConnectServer(Child):
 
 
 class Client(Child):
-    """The process of `spark.connect_job`, which starts the queries of these jobs on a server."""
+    """The process of `spark.connect_job`, which starts the queries of these jobs on a server. It ends with them."""
 
     def __init__(self, server: ConnectServer, jobs: Sequence[AnyJob], log: Path, **changed: Any) -> None:
         texts = [replace(job.config, **changed).to_json() for job in jobs]
         own, temporary = path_of_tests(), Path(jobs[0].config.temporary)
         self._server = server
         super().__init__([server.url, *texts], log=log, temporary=temporary, module="spark.connect_job", env=own)
+        for job in jobs:
+            job.runs.append(self)
 
     def check(self) -> None:
         """Raises, with the end of its log, if it has ended."""

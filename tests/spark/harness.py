@@ -152,7 +152,7 @@ class AnyJob:
         self.bootstrap = bootstrap
         self.folder = folder
         self.gate = Gate()
-        self.runs: list[Run] = []
+        self.runs: list[Child] = []
         self.systems = {system.name: system for system in systems}
         target = config.get("target") or new_name("target")
         kafka = {"settings": {"bootstrap.servers": bootstrap, **(settings or {})}, "topic": target}

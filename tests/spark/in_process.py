@@ -15,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from eventually import LIMIT_S
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.harness import new_name
 from sparkonce import ExactlyOnce, KafkaSink
@@ -31,8 +32,6 @@ from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.spark import SparkCheckpoint
 from sparkonce_lab.kafka import Transaction, create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster
-
-LIMIT_S = 180.0
 
 # PySpark does not close the sockets of its callbacks.
 SPARK = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]

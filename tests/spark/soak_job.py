@@ -94,7 +94,7 @@ def count_records_read() -> Callable[[], int]:
         found[0] += len(records)
         return records
 
-    DecisionLog.read_bytes = read  # type: ignore[method-assign]
+    DecisionLog.read_bytes = read
     return lambda: found[0]
 
 

@@ -65,7 +65,7 @@ class WaitingRows(SinkConformance):
     root: Path
 
     def make_second_sink(self) -> TwoPhaseCommitSink:
-        return self.make_sink(name="beside")  # type: ignore[call-arg]
+        return self.make_sink(name="beside")
 
     def make_rows(self, start: int, count: int) -> pa.RecordBatch:
         return pa.record_batch({"number": list(range(start, start + count)), "word": ["w"] * count})

@@ -124,8 +124,8 @@ def test_a_limit_of_the_user_stays(session, tmp_path):
 
 
 def test_batches_of_the_users_own_functions_and_nested_rows_are_bound_by_bytes(session, tmp_path):
-    @pandas_udf("string")  # type: ignore[call-overload, untyped-decorator]
-    def same(texts):  # type: ignore[no-untyped-def]
+    @pandas_udf("string")
+    def same(texts):
         return texts
 
     query = Query(tmp_path)

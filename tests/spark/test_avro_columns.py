@@ -176,8 +176,8 @@ def test_values_of_every_type_are_what_bare_from_avro_makes_of_them(orders):
     schema_id = orders.register(everything)
     df = orders.rows(framed(schema_id, everything, every_value))
     bare = df.select(from_avro(F.expr("substring(value, 6)"), json.dumps(everything)).alias("it")).first()
-    assert orders.decoded(df) == [plain(bare["it"])]  # type: ignore[index]
-    assert plain(bare["it"])["decimal"] == Decimal("-12.34")  # type: ignore[index]
+    assert orders.decoded(df) == [plain(bare["it"])]
+    assert plain(bare["it"])["decimal"] == Decimal("-12.34")
 
 
 NOT_RECORDS: dict[str, tuple[Any, Any]] = {

@@ -45,9 +45,8 @@ CLIENTS = ("4.0.0", "4.1.1", "4.2.0")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[ConnectServer]:
-    made = ConnectServer(tmp_path_factory.mktemp("connect"))
-    yield made
-    made.kill()
+    with ConnectServer(tmp_path_factory.mktemp("connect")) as made:
+        yield made
 
 
 def test_a_query_into_kafka_is_committed_exactly_once(broker, server, tmp_path):
@@ -70,7 +69,6 @@ def test_what_the_first_batch_refuses_is_said_on_the_client(broker, server, tmp_
     assert run(COPY_AND_WAIT, arguments).returncode == 0
     assert values(broker, target) == [b"v"]
     claimed = DecisionLog(LocalFiles(tmp_path / "c")).read(LogView()).newest_run
-    assert claimed is not None
     assert [name for name, _ in claimed.sources] == [source], "the log keeps the id of the topic"
 
 
@@ -218,11 +216,8 @@ await_end(writer.trigger(availableNow=True).start())
             "CHECKPOINT": str(tmp_path / "c"),
             "PYTHONPATH": os.pathsep.join((str(server_only), path_of_tests()["PYTHONPATH"])),
         }
-        server = ConnectServer(tmp_path / "server", env=own)
-        try:
+        with ConnectServer(tmp_path / "server", env=own) as server:
             done = run(program, [server.url, cluster.bootstrap, source, str(tmp_path / "c")])
-        finally:
-            server.kill()
         assert done.returncode == 0, done.stderr
         assert values(cluster, target) == [b"v"]
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "user"}
@@ -291,26 +286,23 @@ assert spark.streams.active[0].isActive
 
 @pytest.mark.slow
 def test_a_process_that_lost_its_server_does_not_commit_after_a_newer_claim(broker, tmp_path):
-    with Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job:
-        first = ConnectServer(tmp_path / "first")
+    with (
+        Job(broker.bootstrap, tmp_path / "job", rows=600, rows_per_batch=300, slots=2) as job,
+        ConnectServer(tmp_path / "first") as first,
+    ):
         late = hold_at("DECIDING", job, batch=1)
         client = Client(first, [job], tmp_path / "first.log")
         orphan = late.wait(client.check)
         first.kill(spare=orphan.pid)
         client.kill()
 
-        second = ConnectServer(tmp_path / "second")
-        try:
+        with ConnectServer(tmp_path / "second") as second:
             Client(second, [job], tmp_path / "second.log").finish()
             late.release()
             job.gate.wait_for(lambda: job.gate.last(REFUSED) is not None, "the orphan has stopped")
             refused = job.gate.last(REFUSED)
-            assert refused is not None
             assert (refused.pid, refused.told["kind"]) == (orphan.pid, "SupersededError")
             assert job.judge() == ""
-        finally:
-            second.kill()
-            first.kill()
 
 
 @pytest.mark.slow

@@ -87,8 +87,7 @@ def test_lost_transactions_of_a_decided_batch_are_written_again(kafka, tmp_path)
         timed_out, by_operator = new_job("timed out"), new_job("by an operator", timeout_ms=600_000)
         moody = new_job("other rows", "spark.plans:moody")
         jobs = (timed_out, by_operator, moody)
-        server = ConnectServer(tmp_path / "server")
-        stack.callback(server.kill)
+        server = stack.enter_context(ConnectServer(tmp_path / "server"))
         holds = {job: hold_at(HALFWAY, job, lambda batch: batch == 1) for job in jobs}
         client = Client(server, jobs, tmp_path / "client.log")
         for job, hold in holds.items():
@@ -105,13 +104,11 @@ def test_lost_transactions_of_a_decided_batch_are_written_again(kafka, tmp_path)
         for job in (timed_out, by_operator):
             before, slots = lost[job]
             after = job.log().decision(1)
-            assert after is not None
             assert {one.slot for one in set(before.handles) - set(after.handles)} == slots
             assert job.judge() == ""
 
         before, slots = lost[moody]
         refused, ended = moody.gate.last(REFUSED), moody.gate.last(ENDED)
-        assert refused is not None
         assert ended is not None
         assert (refused.told["kind"], refused.told["batch"]) == ("TransactionLostError", 1)
         named = ast.literal_eval(refused.told["details"]["lost"])

@@ -122,6 +122,7 @@ query = ExactlyOnce(sink, checkpoint=f"{folder}/checkpoint").start(rows, trigger
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
     lines = said.read_text().splitlines()
     assert any(line.startswith("SIGINT: stopping ") for line in lines)
     assert not [line for line in lines if "Traceback" in line or ("Exception" in line and "Interrupted" not in line)]

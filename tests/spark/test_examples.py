@@ -75,7 +75,7 @@ def test_the_etl_shows_a_batch_when_it_is_decided_and_says_so(kafka, tmp_path):
             started.kill()
             assert count.is_done, count
             # Only the newest run, which was killed, may have left transactions open.
-            tokens = {name: TransactionalId.parse(name).token for name in job.transactions()}  # type: ignore[union-attr]
+            tokens = {name: TransactionalId.parse(name).token for name in job.transactions()}
             newest = max(tokens.values())
             assert [name for name in job.transactions("Ongoing") if tokens.get(name, newest) != newest] == []
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from spark.harness import new_name
 from spark.in_process import IDS, MARKS, CrashError, Stream, crash_at
 from sparkonce import ExactlyOnce, GroupOffsets, Guarantee, KafkaSink
@@ -28,7 +28,6 @@ from sparkonce_lab.rig.kafka import Cluster
 pytestmark = MARKS
 
 BATCH = 400
-LIMIT_S = 30.0
 
 
 class Group:
@@ -53,7 +52,7 @@ class Group:
         reader.close()
 
     def offsets(self, **more: object) -> GroupOffsets:
-        return GroupOffsets(self.name, {"bootstrap.servers": self._stream.bootstrap}, **more)  # type: ignore[arg-type]
+        return GroupOffsets(self.name, {"bootstrap.servers": self._stream.bootstrap}, **more)
 
     def read(self) -> int:
         """Returns how many source records are marked as read by the group's committed offsets."""

@@ -171,7 +171,7 @@ class Place:
             return self.queries[-1]
 
         if isinstance(sinks, sparkonce.sink.TwoPhaseCommitSink | dict):
-            made.start = kept  # type: ignore[method-assign,assignment]
+            made.start = kept
         return made
 
     def run(self, plan: Callable[[DataFrame], DataFrame], once: sparkonce.ExactlyOnce | None = None) -> str:
@@ -275,7 +275,7 @@ def warnings() -> Iterator[Callable[[], str]]:
     """Collects the warnings of all threads."""
     told: list[str] = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: told.append(record.getMessage())
     logger = logging.getLogger("sparkonce")
     logger.addHandler(handler)
     try:

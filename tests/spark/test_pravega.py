@@ -70,7 +70,7 @@ class PravegaJob(TableJob):
         witness.create(self.stream)
         super().__init__(spark, folder)
 
-    def sink(self) -> PravegaSink:  # type: ignore[override]
+    def sink(self) -> PravegaSink:
         return PravegaSink(self.cluster(), scope=SCOPE, stream=self.stream, folder=self.folder / "rows")
 
     def cluster(self) -> Pravega:

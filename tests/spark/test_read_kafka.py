@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
 )
 from pyspark.sql import DataFrame, SparkSession
 
+from eventually import LIMIT_S
 from secured import PASSWORD, make_keys, secured_cluster
 from spark.harness import new_name
 from spark.in_process import MARKS
@@ -29,7 +30,6 @@ from sparkonce_lab.rig.kafka import Cluster
 
 pytestmark = MARKS
 
-LIMIT_S = 120.0
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
 

@@ -30,7 +30,6 @@ SOON, LATE = {"transaction.timeout.ms": 10_000}, {"transaction.timeout.ms": 600_
 
 def handles(job: Job, batch: int = BATCH) -> tuple[Handle, ...]:
     decision = job.log().decision(batch)
-    assert decision is not None
     return decision.handles
 
 
@@ -122,7 +121,6 @@ def test_a_batch_is_exact_whatever_its_slots_are_in_the_next_run(source, broker,
         start_together([whole, part], tmp_path / "late.log", sql=merged).join()
         if merged_slots != slots:
             refused = part.gate.last(REFUSED)
-            assert refused is not None
             assert refused.told["kind"] == "TransactionLostError"
             assert "distributed differently" in refused.told["message"]
             part.start(sql={"spark.sql.adaptive.enabled": "false"}).finish()

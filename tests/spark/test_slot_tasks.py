@@ -108,7 +108,7 @@ def test_a_batch_that_its_tasks_took_for_another_is_not_prepared(spark, tmp_path
 
 def test_a_task_that_is_not_told_its_batch_writes_nothing(spark, tmp_path, monkeypatch):
     query = Query(spark, tmp_path, monkeypatch)
-    spark.sparkContext.setLocalProperty(slot_tasks._BATCH, None)  # type: ignore[arg-type]
+    spark.sparkContext.setLocalProperty(slot_tasks._BATCH, None)
     monkeypatch.setattr(SparkContext, "setLocalProperty", lambda *_: None)
     with pytest.raises(PrepareError, match="Rows can only be written inside a Spark task of a batch"):
         query.write(7)
@@ -118,6 +118,6 @@ def test_what_is_kept_is_bounded():
     kept = JvmCache()
     made: list[int] = []
     for number in (*range(_MOST), *range(_MOST), *range(_MOST + 1)):
-        kept.get(number, lambda number=number: made.append(number))  # type: ignore[misc]
+        kept.get(number, lambda number=number: made.append(number))
     assert made == list(range(_MOST + 1))
     assert len(kept._made) == 1

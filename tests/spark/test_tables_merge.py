@@ -587,7 +587,7 @@ def test_columns_that_another_writer_changes_while_a_batch_is_decided(tables, tm
 def test_a_batch_that_has_lost_a_file_is_merged_as_one(tables, tmp_path, kind):
     """If it were merged on its own, the older row would insert a key that the other file deletes."""
 
-    class OrdersJob(KINDS[kind]):  # type: ignore[misc] # any of them
+    class OrdersJob(KINDS[kind]):  # any of them
         settings: Mapping[str, Any] = {"merge_on": ["id"], "order_by": ["n"], "delete_when": "source.word = 'gone'"}
 
         def of_orders(self, orders: Any) -> Any:

@@ -88,7 +88,6 @@ def test_a_batch_leaves_no_session_behind(spark):
     def sessions(spark: SparkSession) -> int:
         """Counts the sessions in the JVM after a full garbage collection."""
         jvm, new_array = spark._jvm, spark.sparkContext._gateway.new_array
-        assert jvm is not None
         gc.collect()  # what Python refers to stays alive
         server = jvm.java.lang.management.ManagementFactory.getPlatformMBeanServer()
         # The server's own class cannot be reached by reflection, but its interface can.
@@ -174,6 +173,6 @@ def test_a_query_that_is_stopped_before_its_jobs_begin_does_not_run_them_to_thei
 def test_a_view_must_be_a_function_that_gives_a_frame(tmp_path):
     sink = FolderSink(tmp_path)
     with pytest.raises(ConfigurationError, match="The view of sink 'folder' is 'number > 3'"):
-        ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))  # type: ignore[dict-item]
+        ExactlyOnce({sink: "number > 3"}, checkpoint=str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"sinks=\['folder', 'folder'\]"):
         ExactlyOnce({sink: None, FolderSink(tmp_path): None}, checkpoint=str(tmp_path))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from conformance.write_ahead_targets import AppendingTarget
+from eventually import LIMIT_S
 from http_bulk import BulkApi
 from spark.in_process import MARKS, CrashError, Query, crash_at
 from sparkonce import WriteAheadSink
@@ -24,7 +25,6 @@ from sparkonce_lab.rig.process import HOST
 from tryout.bulk import make_orders
 
 pytestmark = [mark for mark in MARKS if mark.name != "kafka"]
-LIMIT_S = 500
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventually import eventually
+from eventually import LIMIT_S, eventually
 from sparkonce.protocol.ownership import Token
 from sparkonce.sink import Owner, WriterContext
 from sparkonce.sinks.kafka import batch_producer, librdkafka, producer_pool
@@ -23,7 +23,6 @@ from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec
 from sparkonce.sinks.kafka.sink import KafkaSink
 from unit.kafka_world import Told
 
-WAIT_S = 30.0
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "reconnect.backoff.ms": 1}
 ROWS = pa.record_batch({"value": ["a", "bc"]})
 
@@ -52,7 +51,7 @@ def make(told) -> Iterator[Make]:
 
 
 def poll_until(producer: BatchProducer, good: Callable[[], object], what: str) -> None:
-    eventually(lambda: producer.poll(0.05) or good(), what, limit_s=WAIT_S)
+    eventually(lambda: producer.poll(0.05) or good(), what)
 
 
 @given(
@@ -103,7 +102,7 @@ def test_a_short_flush_sends_rows_whose_request_is_not_full_although_they_hold_m
     producer = make(test_mock_num_brokers=1, enable_idempotence=True, linger_ms=60_000)
     rows = pa.record_batch({"value": ["a" * 3_000_000, "b"], "partition": pa.array([0, 0], pa.int32())}).slice(1)
     producer.produce("t", rows)
-    producer.flush(WAIT_S)  # the producer is connected from here on
+    producer.flush(LIMIT_S)  # the producer is connected from here on
     assert told.acknowledged == 1
     monkeypatch.setattr(batch_producer, "_QUIET_S", 1.0)
     producer.produce("t", rows)

@@ -18,8 +18,6 @@ from sparkonce.sinks.kafka import connection as connection_module
 from sparkonce.sinks.kafka.connection import KafkaConnection
 from sparkonce.sinks.kafka.outcomes import BrokerAnswer
 
-SOON = time.monotonic() + 3600.0
-
 
 class Future:
     def __init__(self, value: object) -> None:
@@ -103,7 +101,8 @@ def library(monkeypatch) -> Iterator[Library]:
 
 def ask(connection: KafkaConnection, *nodes: int) -> list[int | None]:
     requests = [(SimpleNamespace(API_VERSION=1), node) for node in nodes]
-    replies = connection.call(lambda: connection.gather(requests, SOON), SOON)
+    deadline_s = time.monotonic() + 3600.0
+    replies = connection.call(lambda: connection.gather(requests, deadline_s), deadline_s)
     return [None if isinstance(one, BrokerAnswer) else one for one in replies]
 
 

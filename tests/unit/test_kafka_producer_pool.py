@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import KafkaError
 
+from eventually import LIMIT_S
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.ownership import Token
 from sparkonce.sinks.kafka import producer_pool
 from sparkonce.sinks.kafka.pooled_producer import PooledProducer, ProducerSpec, Reports
 from sparkonce.sinks.kafka.producer_pool import LEFT_OVER_TASKS, ProducerPool, WorkerProducers
-
-WAIT_S = 30.0
 
 
 class FakeProducer:
@@ -40,7 +39,7 @@ class Bench:
         self.pool = ProducerPool(self.make, FakeProducer.destroy, keep_at_most, self.run)
 
     def make(self, number: int) -> FakeProducer:
-        assert self.gate.wait(WAIT_S)
+        assert self.gate.wait(LIMIT_S)
         self.asked.append(number)
         if self.failure is not None:
             raise self.failure
@@ -53,7 +52,7 @@ class Bench:
 
     def settle(self) -> None:
         for thread in self.threads:
-            thread.join(WAIT_S)
+            thread.join(LIMIT_S)
             assert not thread.is_alive()
 
     def take(self, batch: int) -> FakeProducer:
@@ -67,7 +66,7 @@ class Bench:
             return result(timeout_s)
 
         lease.result = let_it_be_made
-        pooled = self.pool.wait(lease, WAIT_S)
+        pooled = self.pool.wait(lease, LIMIT_S)
         self.settle()
         return pooled
 
@@ -129,7 +128,7 @@ def test_an_error_reaches_the_task_that_waits_and_the_next_task_tries_again(benc
     bench.failure = PrepareError("not allowed")
     lease = bench.pool.take(0)
     with pytest.raises(PrepareError, match="not allowed"):
-        bench.pool.wait(lease, WAIT_S)
+        bench.pool.wait(lease, LIMIT_S)
     bench.settle()
     bench.pool.withdraw(lease)
     bench.failure = None
@@ -211,7 +210,7 @@ def test_a_newer_generation_of_a_run_begins_with_other_ids(monkeypatch):
 
     for generation in (0, 0, 1):
         pool = worker.pool(spec(1, generation=generation), keep_at_most=0, open_producer=open_producer)
-        pool.retire(pool.wait(pool.take(generation), WAIT_S), generation)
+        pool.retire(pool.wait(pool.take(generation), LIMIT_S), generation)
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(dropped) == 1
     worker.stop()
@@ -245,8 +244,8 @@ def test_a_producer_that_cannot_be_served_hurts_no_other(monkeypatch, caplog):
     worker = WorkerProducers()
     pool = worker.pool(spec(1), keep_at_most=8, open_producer=open_producer)
     for _ in range(2):
-        pool.wait(pool.take(1), WAIT_S)
-    assert served.wait(WAIT_S)
+        pool.wait(pool.take(1), LIMIT_S)
+    assert served.wait(LIMIT_S)
     worker.stop()
     assert [record.getMessage() for record in caplog.records] == ["The producer of 'bad' could not be polled."]
     assert ["SystemError" in lanes[number].reports.fatal for number in (0, 1)] == [True, False]

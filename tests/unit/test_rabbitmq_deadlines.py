@@ -56,7 +56,6 @@ class Beating:
     def _tick(self) -> None:
         with suppress(OSError):
             while not self._ended.wait(BEAT_S):
-                assert self._client is not None
                 self._client.sendall(self._beat)
 
 

@@ -58,7 +58,7 @@ def reached(cluster: Cluster, **asked: Any) -> Node:
     kind: Any = cluster.connection
     found = connect_to(kind, RabbitMQ(host="given", load_balancer=balancer), "s", **asked)
     assert cluster.open == [found]
-    return found.advertised  # type: ignore[no-any-return]
+    return found.advertised
 
 
 def test_a_replica_is_read_from_before_the_leader():

@@ -27,9 +27,7 @@ class KilledError(Exception):
 
 
 def message(name: str, **more: object) -> QueueMessage:
-    return QueueMessage(
-        **{"value": name.encode(), "message_id": name, "properties": {}, "headers": {}, **more}  # type: ignore[arg-type]
-    )
+    return QueueMessage(**{"value": name.encode(), "message_id": name, "properties": {}, "headers": {}, **more})
 
 
 class Queue:

@@ -79,10 +79,10 @@ def test_what_belongs_together():
     server = RabbitMQ()
     for given in ({}, {"stream": "s", "super_stream": "t", "route_by": "k"}):
         with pytest.raises(ConfigurationError, match="exactly one is needed"):
-            RabbitMQStreamSink(server, **given)  # type: ignore[arg-type]
+            RabbitMQStreamSink(server, **given)
     for given in ({"super_stream": "t"}, {"stream": "s", "route_by": "k"}):
         with pytest.raises(ConfigurationError, match="belong together"):
-            RabbitMQStreamSink(server, **given)  # type: ignore[arg-type]
+            RabbitMQStreamSink(server, **given)
 
     sink = RabbitMQStreamSink(RabbitMQ(), super_stream="t", route_by="k")
     assert sink.columns(pa.schema({"k": pa.string(), "value": pa.string()})) == ["value", "k"]
@@ -102,7 +102,7 @@ def test_what_belongs_together():
     ],
 )
 def test_rows_are_published_at_once_to_the_partitions_by_which_they_are_routed(given, facts, streams, tmp_path):
-    sink = RabbitMQStreamSink(RabbitMQ(), **given, folder=tmp_path, guarantee=Guarantee.AT_LEAST_ONCE)  # type: ignore[arg-type]
+    sink = RabbitMQStreamSink(RabbitMQ(), **given, folder=tmp_path, guarantee=Guarantee.AT_LEAST_ONCE)
     owner = Owner(
         query="0123456789ab", token=Token(1, "00112233"), facts={"identity": "i", "frame_max": "1048576", **facts}
     )

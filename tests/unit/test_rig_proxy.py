@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from eventually import LIMIT_S
 from sparkonce_lab.rig.proxy import HOST, FaultProxy, RequestFault, Trap
-
-LIMIT_S = 10.0
 
 
 class Echo:

@@ -90,7 +90,6 @@ def test_a_broker_that_is_starting_is_no_news(caplog):
 
 
 def test_a_warning_says_when_and_whose_it_is_where_logging_is_not_set_up():
-    assert logging.lastResort is not None
     record = logging.makeLogRecord({"name": "sparkonce", "levelname": "WARNING", "msg": "Something."})
     shown = logging.lastResort.format(record)
     assert shown.endswith(" WARNING sparkonce: Something.")

@@ -13,10 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkonce.errors import SparkonceError
 from sparkonce_lab.rig.process import POLL_S, freeze
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Event = Mapping[str, Any]
 """One line of the program's standard output, which is JSON. The field ``event`` is its kind."""
@@ -33,7 +36,8 @@ class ChildError(SparkonceError):
 class Child:
     """One start of a program. The Python process, its JVM, and the Python workers form a session.
 
-    The program stops when its standard input is closed, so it cannot outlive this process.
+    The program stops when its standard input is closed, so it cannot outlive this process. As a context manager, it is
+    killed at the end.
     """
 
     def __init__(
@@ -61,6 +65,12 @@ class Child:
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
         self._is_gone = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def pid(self) -> int:

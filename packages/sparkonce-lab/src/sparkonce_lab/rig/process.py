@@ -199,6 +199,15 @@ class Restartable:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pauses the server inside the block."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
     def _signal(self, *numbers: signal.Signals) -> None:
         if self._process is not None:
             for number in numbers:
