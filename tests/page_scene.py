@@ -67,20 +67,20 @@ class PageScene:
         job: The query without Spark.
     """
 
-    def __init__(self, path: Path, *, name: str = "totals", batches: int = 3, rows: int = 3) -> None:
+    def __init__(self, path: Path, *, name: str = "totals") -> None:
         self.path, self.name = path, name
-        server, ids = MemoryServer(), pa.array(range(rows))
+        server, batches = MemoryServer(), range(3)
         self.job = job = SmallJob(
             path,
             lambda: [MemorySink(server, name=one) for one in ("kafka", "orders")],
-            lambda batch, _slot: pa.record_batch({"id": ids if batch == batches - 1 else ids[:3]}),
+            lambda *_: pa.record_batch({"id": [0, 1, 2]}),
         )
         self.query = job.query
         path.mkdir(parents=True)
         (path / "metadata").write_text(json.dumps({"id": job.query}))
-        for number in range(batches):
+        for number in batches:
             self.plan(number)
-        job.run(*range(batches))
+        job.run(*batches)
         newest = read_log(DecisionLog(LocalFiles(path))).newest_run
         self.run = f"{newest.token.position}-{newest.token.nonce}"
         self.timeline = path / "sparkonce" / "timeline"
@@ -139,26 +139,24 @@ class PageScene:
         LocalFiles(self.timeline).replace(path, segment.encoded())
 
 
-def many(number: int, until_ms: int, every_ms: int = 1100, first: int = 0) -> list[WatchedBatch]:
+def many(number: int, until_ms: int, first: int = 0) -> list[WatchedBatch]:
     """Returns this many consecutive batches, the newest of which ended shortly before the given time."""
     found = [watched(first + i, 0) for i in range(number)]
-    begin_ms = until_ms - sum(max(every_ms, one.took_ms + 40) for one in found)
+    begin_ms = until_ms - sum(max(1100, one.took_ms + 40) for one in found)
     for i, one in enumerate(found):
         found[i] = replace(one, began_ms=begin_ms)
-        begin_ms += max(every_ms, one.took_ms + 40)
+        begin_ms += max(1100, one.took_ms + 40)
     return found
 
 
 @contextmanager
-def served(
-    *scenes: PageScene, file: OperatorFile = NO_SYSTEMS, every_s: float = 0.1, host: str = "127.0.0.1"
-) -> Iterator[PageServer]:
+def served(*scenes: PageScene, file: OperatorFile = NO_SYSTEMS, host: str = "127.0.0.1") -> Iterator[PageServer]:
     """Runs the page's server in this process. It refreshes more often than the command does."""
     watcher = PageWatcher(
         {str(one.path): LocalFiles(one.path) for one in scenes},
         file,
-        checkpoints_every_s=every_s,
-        systems_every_s=every_s,
+        checkpoints_every_s=0.1,
+        systems_every_s=0.1,
     )
     with PageServer(watcher, host, 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))

@@ -49,14 +49,13 @@ def _without_collector() -> Iterator[None]:
 
 
 @_without_collector()
-def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None, strands: bool = True) -> Found:
+def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None) -> Found:
     """Visits every world, nearest first, until a rule is broken.
 
     Args:
         model: The moves.
         traced: True to remember the path to each world, which takes memory.
         limit: The number of worlds after which to give up.
-        strands: True to check for each world whether a new run could finish it.
     """
     began = time.process_time()
     first = model.first()
@@ -83,7 +82,7 @@ def breadth_first(model: Model, *, traced: bool = True, limit: int | None = None
                     continue
                 seen[after] = (world, label) if traced else None
                 following.append(after)
-                if strands and (path := model.stranded(after)):
+                if path := model.stranded(after):
                     return found(path[-1].violation, after, [move.label for move in path])
             if limit is not None and len(seen) > limit:
                 return found()

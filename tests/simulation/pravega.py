@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SLOWLY = 0.5
 
 
-class JavaError(Py4JJavaError):  # py4j has no types
+class JavaError(Py4JJavaError):
     """A Java error, with its message."""
 
     def __init__(self, text: str) -> None:

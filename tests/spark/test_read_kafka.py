@@ -33,16 +33,16 @@ pytestmark = MARKS
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 
 
-def filled_topic(bootstrap: str, *, partitions: int = 2, rows: int = 10) -> str:
+def filled_topic(bootstrap: str, *, rows: int = 10) -> str:
     """A topic whose records are numbers, partition by partition, with timestamps one second apart from noon on."""
     topic = new_name("numbers")
-    create_topic(bootstrap, topic, partitions)
+    create_topic(bootstrap, topic, 2)
     noon_ms = int(NOON.timestamp() * 1000)
     produce(
         bootstrap,
         topic,
         (
-            {"value": str(each).encode(), "partition": each % partitions, "timestamp": noon_ms + 1000 * each}
+            {"value": str(each).encode(), "partition": each % 2, "timestamp": noon_ms + 1000 * each}
             for each in range(rows)
         ),
     )

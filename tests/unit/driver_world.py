@@ -108,10 +108,8 @@ def asked(batch: int, *, offsets: str | None = None) -> BatchAsked:
     )
 
 
-def owner_of(driver: RunDriver, name: str = "memory") -> Owner:
-    token = driver.state.token
-    assert token is not None
-    return driver._sinks.owner(name, token, driver._sweeper.generation(name))
+def owner_of(driver: RunDriver) -> Owner:
+    return driver._sinks.owner("memory", driver.state.token, driver._sweeper.generation("memory"))
 
 
 class Work:

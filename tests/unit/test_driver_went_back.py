@@ -52,9 +52,9 @@ class Server(SinkCommitter):
 
 
 class Log:
-    def __init__(self, facts: Facts | None = NOW) -> None:
+    def __init__(self) -> None:
         self.view = LogView()
-        self.run(facts)
+        self.run()
 
     def run(self, facts: Facts | None = NOW) -> Log:
         sinks = () if facts is None else (("s", tuple(sorted(facts.items()))),)

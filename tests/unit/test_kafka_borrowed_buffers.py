@@ -14,8 +14,8 @@ HERE, THERE = ("topic", 0), ("topic", 1)
 SIZE = 1_000
 
 
-def memory(size: int = SIZE) -> pa.Buffer:
-    return pa.allocate_buffer(size)
+def memory() -> pa.Buffer:
+    return pa.allocate_buffer(SIZE)
 
 
 @pytest.mark.parametrize(

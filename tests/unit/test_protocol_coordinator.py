@@ -89,8 +89,8 @@ def prepared(state: State, *handles: Handle) -> tuple[State, Effect]:
     return step(state, on.Validated())
 
 
-def finishing(*handles: Handle, view: LogView | None = None) -> State:
-    view = view or log()
+def finishing(*handles: Handle) -> State:
+    view = log()
     state, _ = prepared(writing(view, 0), *handles)
     state, effect = step(state, on.PutLanded(position=view.end + 1, floor=NONE))
     assert isinstance(effect, do.Finish)

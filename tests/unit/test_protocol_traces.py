@@ -31,9 +31,9 @@ def on_lane(lane: str, epoch: int, token: Token = A) -> Trace:
     return Trace(token=token, committed=fields(lane, epoch), lane=("id", lane))
 
 
-def of_batch(batch: int, name: str, token: Token = A) -> Trace:
+def of_batch(batch: int, name: str) -> Trace:
     """As databases remember it: each transaction with its batch."""
-    return Trace(token=token, committed=fields(name, 0), batch=batch)
+    return Trace(token=A, committed=fields(name, 0), batch=batch)
 
 
 def fold(*records: Record) -> LogView:

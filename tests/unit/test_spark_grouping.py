@@ -91,10 +91,10 @@ def test_a_source_of_two_to_four_partitions_may_be_numbered_anew(topics, small):
     assert grouped([said, many], [said, many], 10) == Grouping(1, is_renumbered=small)
 
 
-def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency", partitions: int = 3) -> Any:
+def rdd(kind: str, *behind: Any, by: str = "OneToOneDependency") -> Any:
     links = [thing(by, rdd=lambda one=one: one) for one in behind]
     sequence = SimpleNamespace(size=lambda: len(links), apply=lambda place: links[place])
-    return thing(kind, dependencies=lambda: sequence, getNumPartitions=lambda: partitions)
+    return thing(kind, dependencies=lambda: sequence, getNumPartitions=lambda: 3)
 
 
 def thing(kind: str, **more: Any) -> Any:

@@ -16,7 +16,8 @@ from sparkonce_lab.history import EventKind
 from sparkonce_lab.report.page import write
 from sparkonce_lab.rig.disk import cannot_mount
 from sparkonce_lab.schedule import Step
-from sparkonce_lab.systems.files import FilesSystem
+from sparkonce_lab.systems.delta import DeltaSystem
+from sparkonce_lab.systems.files import FilesSystem, read_dead_letters
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
 from sparkonce_lab.verdicts import Anomaly, passed
@@ -92,6 +93,32 @@ def test_nothing_is_found_after_every_fault_that_there_is(tmp_path, say):
         step.number: step.fault.value for step in steps
     }
     assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
+
+
+@pytest.mark.slow
+def test_a_table_has_each_row_once(tmp_path, say):
+    faults = (
+        (Fault.DRIVER_KILLED, Phase.FINISHING),
+        (Fault.DRIVER_KILLED, Phase.DECIDING),
+        (Fault.DRIVER_KILLED, Phase.IDLE),
+        (Fault.TWO_DRIVERS, Phase.WRITING),
+    )
+    steps = [Step(number=number, fault=fault, phase=phase.name) for number, (fault, phase) in enumerate(faults, 1)]
+    kafka = KafkaSystem(partitions=PARTITIONS)
+    history, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka, DeltaSystem()], schedule=steps)
+    assert found(verdicts) == {}
+    assert len(list(history.of(EventKind.RECOVERED))) == len(steps)
+
+
+@pytest.mark.slow
+def test_a_lost_dead_letter_is_found(tmp_path, say, monkeypatch):
+    """Kafka refuses some rows. One that is hidden from the reader of dead letters is in neither place."""
+    monkeypatch.setattr(
+        "sparkonce_lab.systems.kafka.read_dead_letters", lambda folder: read_dead_letters(folder).slice(1)
+    )
+    kafka = KafkaSystem(partitions=PARTITIONS, refuse_every=5)
+    _, verdicts = trial(tmp_path / "run", say, source=kafka, systems=[kafka], schedule=[])
+    assert {one.anomaly: one.count for one in verdicts if one.count} == {Anomaly.MISSING: 1}
 
 
 def test_a_row_that_one_sink_doubles_is_found_there_and_nothing_elsewhere(tmp_path, say, monkeypatch):

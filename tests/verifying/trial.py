@@ -7,13 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkonce.protocol.state import Phase
 from sparkonce_lab.checkers import judge
 from sparkonce_lab.conduct import RunLimits
-from sparkonce_lab.faults import Fault
 from sparkonce_lab.history import History
 from sparkonce_lab.run import Options, run
-from sparkonce_lab.schedule import Step
 from sparkonce_lab.systems.files import FilesSystem
 from sparkonce_lab.systems.kafka import KafkaSystem
 from sparkonce_lab.systems.postgres import PostgresSystem
@@ -57,11 +54,6 @@ def trial(folder: Path, say: Say, **more: Any) -> tuple[History, tuple[Verdict, 
     )
     history = run(options, say)
     return history, judge(history)
-
-
-def struck(*faults: tuple[Fault, Phase]) -> list[Step]:
-    """Lists these faults as the steps of a schedule."""
-    return [Step(number=number, fault=fault, phase=phase.name) for number, (fault, phase) in enumerate(faults, 1)]
 
 
 def broken_by(names: Sequence[str]) -> dict[str, str]:
