@@ -89,7 +89,7 @@ def _ask(child: subprocess.Popen[str], what: dict[str, str]) -> dict[str, Any]:
 
 
 def _answer() -> int:
-    """Measures each request line in a process that runs one commit."""
+    """Runs one commit, and takes a measurement for each line that it is sent."""
     import sparkonce
     import throughput
     from bench import Variant, machine

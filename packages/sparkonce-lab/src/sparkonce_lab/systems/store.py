@@ -28,7 +28,7 @@ _REQUESTS = {"put": re.compile(rf"PUT [^\r\n]*/{FOLDER}/records/".encode())}
 class CheckpointStore(Served):
     """A new folder in a store.
 
-    Connections to S3 can be struck if they are not encrypted: a setting ``fs.s3a.endpoint`` with ``http:``.
+    Faults can strike connections to S3 if these are not encrypted (a setting ``fs.s3a.endpoint`` with ``http:``).
 
     Args:
         location: A folder of the user's, as a path or a URL; `OWN` to start a versitygw.
