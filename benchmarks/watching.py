@@ -19,8 +19,8 @@ from statistics import median, quantiles
 from rich.console import Console
 from rich.table import Table
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.run import RunDriver
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.sink import Owner, WriterContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkonce.log import DecisionLog, Landed, Taken
+from sparkonce.decision_log import DecisionLog, Landed, Taken
 
 
 class ForwardingLog(DecisionLog):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from small_job import SmallJob
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog
 from sparkonce.operate.systems import OperatorFile
 from sparkonce.protocol.state import Phase
 from sparkonce.sinks.memory import MemoryServer, MemorySink

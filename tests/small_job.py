@@ -12,12 +12,12 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import short_query

@@ -26,7 +26,7 @@ from sparkonce.errors import ConfigurationError, OutageError, PreflightError
 from sparkonce.findings import Finding, doubles, holds, loses, must, note
 from sparkonce.needs import WorkerNeeds
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

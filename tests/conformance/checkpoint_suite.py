@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog, record_name
 from sparkonce.errors import ConfigurationError, CorruptRecordError, NewerFormatError, SupersededError
-from sparkonce.log import DecisionLog, record_name
 from sparkonce.protocol.codec import encode_floor, encode_record
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView, LogViolation

@@ -26,7 +26,7 @@ from conformance.checkpoint_suite import (
 from eventually import eventually
 from s3_between import CUT_REPLY, GO_ON, Act, Between, Reply, Request, refusal
 from s3_bucket import Bucket
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.storage import objects
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken

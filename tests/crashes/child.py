@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.errors import SparkonceError
 from sparkonce.executor import SinkTask, SlotTask, write_slot
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from shared_servers import USES_HDFS, hdfs_server
 from sparkonce.cli.main import app
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.view import Claim
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.hdfs import HdfsFiles

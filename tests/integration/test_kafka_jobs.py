@@ -18,9 +18,9 @@ from confluent_kafka.admin import OffsetSpec
 from eventually import LIMIT_S, eventually
 from integration.kafka_witness import Witness, new_name
 from small_job import Killed, SmallJob, one_row, values_of
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import PreflightError, PrepareError, StaleLogError, StaleServerError, UnknownOutcomeError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.handles import Finished, Handle
 from sparkonce.protocol.ownership import PREFIX_LIMIT_BYTES

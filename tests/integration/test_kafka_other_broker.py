@@ -23,7 +23,7 @@ from sparkonce_lab.kafka import list_transactions, read_committed
 
 pytestmark = pytest.mark.kafka
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BATCHES, SLOTS, ROWS = 7, 2, 5
 SLOW = pytest.mark.slow
@@ -62,17 +62,17 @@ def test_each_row_is_there_once_whatever_is_refused(level, brokers, rate, tmp_pa
                 try:  # a run that dies at that point, if it gets there
                     job.kill(batch, phase)
                 except (SparkonceError, AssertionError) as error:
-                    log.warning("batch %d, to die while %s: %s", batch, phase.value, error)
+                    logger.warning("batch %d, to die while %s: %s", batch, phase.value, error)
             for start in range(20):  # only rejected requests may have stopped it
                 try:
                     job.run(batch)
                     break
                 except SparkonceError as error:
-                    log.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
+                    logger.warning("batch %d, start %d: %s: %s", batch, start, type(error).__name__, error)
             else:
                 pytest.fail(f"batch {batch} was not through after 20 starts")
         refused = kafka.rest()
-        log.warning("refused: %s", refused)
+        logger.warning("refused: %s", refused)
         found = Counter(int(record.value or b"-1") for record in read_committed(kafka.bootstrap, "out"))
         assert found == Counter(range(BATCHES * SLOTS * ROWS))
         assert list_transactions(kafka.bootstrap, states=["Ongoing"]) == {}

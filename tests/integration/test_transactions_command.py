@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from integration.kafka_witness import Prepared, Witness, new_name
 from sparkonce.cli.main import app
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token, TransactionalId, short_query
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.sinks.kafka.sink import KafkaSink

@@ -9,8 +9,8 @@ import pytest
 
 from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server, s3_server
+from sparkonce.decision_log import record_name
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import record_name
 from sparkonce.storage.files import CheckpointFiles, Landed, PutUnknownError, Taken
 from sparkonce_lab.checkpoint import checkpoint_away, open_store
 from sparkonce_lab.faults import OF_REQUESTS, Fault

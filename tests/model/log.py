@@ -7,7 +7,7 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Amend, Commit, Floor, LogView, Record, Void

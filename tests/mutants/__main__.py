@@ -57,7 +57,7 @@ LIMITS_S = {"unit": 30, "model": 120, "simulation": 150, "conformance": 120, "in
 """The harnesses, cheapest first, with the time limit in seconds for a mutant in each."""
 ALL_REACHED = {
     "model": ("protocol/*", ["tests/model/test_mutants.py::test_its_world_is_sound", "tests/model/test_sweeps.py"]),
-    "simulation": ("protocol/* driver/* log.py sinks/*/* executor.py", ["tests/simulation/test_schedules.py"]),
+    "simulation": ("protocol/* driver/* decision_log.py sinks/*/* executor.py", ["tests/simulation/test_schedules.py"]),
     "crashes": ("sinks/*/*", ["tests/crashes/test_matrix.py"]),
 }
 """Harnesses in which every test reaches nearly all lines of some modules, and their tests.

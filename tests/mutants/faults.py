@@ -31,7 +31,7 @@ GENERATED = {
     "sinks/files/*.py": 14,
     "sinks/write_ahead/*.py": 9,
     "storage/*.py": 14,
-    "log.py": 6,
+    "decision_log.py": 6,
     "operate/*.py": 9,
     "sinks/*/preflight.py": 5,
 }

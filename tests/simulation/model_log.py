@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from sparkonce.log import DecisionLog, Landed, Taken
+from sparkonce.decision_log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
 from sparkonce.storage.files import CheckpointFiles, PutUnknownError
 

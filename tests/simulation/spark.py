@@ -10,11 +10,11 @@ from simulation.config import COMMIT_DEADLINE_S
 from simulation.engine import BATCHES_APART_MS as BATCHES_APART_MS
 from simulation.engine import UNDER_WAY
 from simulation.oracle import Violation
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import ResumePoint, mend, read_log
 from sparkonce.errors import CheckpointMismatchError, PrepareError, SparkonceError
-from sparkonce.log import DecisionLog
 from sparkonce.operate.resolve import resolve
 from sparkonce.protocol import events as on
 from sparkonce.protocol.handles import Handle, transaction_fields
@@ -24,7 +24,7 @@ from sparkonce.sink import Owner
 from sparkonce.spark.formats.ends import Ends
 from sparkonce.spark.formats.task import SlotWritten
 from sparkonce.storage.files import CheckpointFiles, Landed
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 if TYPE_CHECKING:
     from simulation.engine import Party, Simulation

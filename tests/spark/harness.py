@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eventually import LIMIT_S, eventually
 from kafka_transactions import await_aborted, await_markers, transactions_of
 from spark.pipeline import ENDED, KAFKA, PHASE, REFUSED, Config
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView

@@ -29,7 +29,7 @@ from sparkonce.spark.query_end import wait_until_closed
 from sparkonce.spark.views import Sinks, shares, views_of
 from sparkonce.spark.work import SparkWork
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce_lab.kafka import Transaction, create_topic, produce, read_committed
 from sparkonce_lab.rig.kafka import Cluster
 

@@ -85,7 +85,7 @@ def main(text: str) -> None:
 
 def count_records_read() -> Callable[[], int]:
     """Returns a function that returns how many records of the decision log have been read since this call."""
-    from sparkonce.log import DecisionLog
+    from sparkonce.decision_log import DecisionLog
 
     whole, found = DecisionLog.read_bytes, [0]
 

@@ -17,7 +17,7 @@ from secured import LOGIN, PASSWORD
 from spark.connect_server import Client, ConnectServer
 from spark.harness import Job, hold_at, new_name, path_of_tests
 from spark.pipeline import ENDED, REFUSED, SPARK_STOPS
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.local import LocalFiles
 from sparkonce_lab.kafka import create_topic, produce, read_committed

@@ -29,7 +29,7 @@ from kafka_transactions import await_markers
 from shared_servers import mariadb_server, postgres_server, redis_server, s3_server
 from spark.harness import new_name
 from spark.in_process import MARKS, Stream, ended, travelling
-from sparkonce.log import DecisionLog, Landed, Taken
+from sparkonce.decision_log import DecisionLog, Landed, Taken
 from sparkonce.protocol import codec
 from sparkonce.protocol.view import Commit
 from sparkonce.spark.formats.options import session_settings

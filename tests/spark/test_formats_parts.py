@@ -15,8 +15,8 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim
 from sparkonce.sink import TwoPhaseCommitSink

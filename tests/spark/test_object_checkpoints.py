@@ -20,7 +20,7 @@ from s3_bucket import Bucket
 from shared_servers import USES_HDFS, hdfs_server
 from spark.connect_server import Client, ConnectServer
 from spark.harness import PARTITIONS, Job, hold_at, kill
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.ownership import short_query
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles

@@ -42,7 +42,7 @@ from spark.harness import (
 from spark.plans import records
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark.harness import new_name
 from spark.in_process import SPARK, call_at
 from spark.table_job import ARROW, QUERY, TableJob, WaitingRows
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import ConfigurationError, PreflightError, SchemaError, SparkonceError, UnknownOutcomeError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.handles import COMMITTED, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView

@@ -29,8 +29,8 @@ from spark.harness import new_name
 from spark.in_process import SPARK, CrashError, crash_at, ended
 from spark.table_job import QUERY, TableJob
 from sparkonce import DeltaSink, IcebergSink
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import SchemaError, SparkonceError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView

@@ -17,7 +17,7 @@ from spark.in_process import IDS, MARKS, Stream
 from sparkonce import serve_metrics
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader, TimelineSegment
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]

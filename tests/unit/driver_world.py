@@ -14,14 +14,14 @@ import pytest
 
 from forwarding_log import ForwardingLog
 from sparkonce import executor as executor_module
-from sparkonce.driver import outage, put, run, sweeper, write
+from sparkonce.decision_log import DecisionLog, Landed, Taken
+from sparkonce.driver import outage, prepare, put, run, sweeper
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.positions import PositionReporter
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import Listener, RunDriver
 from sparkonce.executor import SinkTask, SlotTask, write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog, Landed, Taken
 from sparkonce.protocol.codec import decode_record
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.handles import Handle
@@ -88,7 +88,7 @@ class Clock:
 
 def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (outage, put, run, sweeper, write, executor_module):
+    for module in (outage, put, run, sweeper, prepare, executor_module):
         monkeypatch.setattr(module, "time", clock)
     return clock
 

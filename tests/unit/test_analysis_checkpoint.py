@@ -16,7 +16,7 @@ from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.view import Claim, Commit, LogView
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795281089063,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from sparkonce.log import DecisionLog, Landed, Taken
+from sparkonce.decision_log import DecisionLog, Landed, Taken
 from sparkonce.protocol import horizon
 from sparkonce.protocol.codec import decode_floor, encode_record
 from sparkonce.protocol.handles import Finished, Outcome

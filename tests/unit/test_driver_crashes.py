@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sparkonce import errors
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Outcome
 from sparkonce.protocol.state import Phase

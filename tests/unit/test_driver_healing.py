@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sparkonce import errors
-from sparkonce.driver.write import check_same_target
+from sparkonce.driver.prepare import check_same_target
 from sparkonce.guarantees import Guarantee
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.ownership import Token

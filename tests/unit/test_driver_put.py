@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.positions import Positions
 from sparkonce.driver.put import LogWriter
 from sparkonce.driver.stops import Failure
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.ownership import Token

@@ -13,10 +13,10 @@ import pytest
 from eventually import eventually
 from sparkonce import errors
 from sparkonce import executor as executor_module
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver import run as run_module
 from sparkonce.executor import write_slot
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.handles import Finished, Handle, Outcome
 from sparkonce.protocol.state import Phase

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.split_run import Handover, SplitRun, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.state import Batch, State

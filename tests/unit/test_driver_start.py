@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparkonce import errors
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver import start as start_module
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import horizon
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.traces import Trace

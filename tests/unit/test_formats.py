@@ -15,8 +15,8 @@ import sparkonce.sinks
 import sparkonce.spark
 import sparkonce_pravega
 import sparkonce_rabbitmq
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import CorruptRecordError, NewerFormatError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle, Outcome, transaction_fields
 from sparkonce.protocol.ownership import Token, TransactionalId, TransactionName

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.start import read_log
 from sparkonce.errors import CorruptRecordError, LogError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkonce import log as log_module
+from sparkonce import decision_log as log_module
+from sparkonce.decision_log import DecisionLog, Landed
 from sparkonce.errors import CorruptRecordError
-from sparkonce.log import DecisionLog, Landed
 from sparkonce.protocol import codec
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, Floor, LogView

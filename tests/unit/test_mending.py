@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.start import mend
 from sparkonce.errors import CheckpointMismatchError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit, LogView
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.offsets import same_offsets, without_files
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 QUERY = "abf054bc-14e9-4a07-8bd5-5c9f50a2f4a4"
 HEADER = '{"batchWatermarkMs":7,"batchTimestampMs":5,"conf":{"spark.sql.shuffle.partitions":"4"}}'

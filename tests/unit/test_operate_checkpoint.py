@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from sparkonce.cli.main import app
-from sparkonce.log import DecisionLog, Landed
+from sparkonce.decision_log import DecisionLog, Landed
 from sparkonce.protocol.codec import encode_record
 from sparkonce.protocol.handles import Handle, transaction_fields
 from sparkonce.protocol.ownership import Token

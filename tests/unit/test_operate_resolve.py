@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SupersededError, UnknownOutcomeError
-from sparkonce.log import DecisionLog
 from sparkonce.operate import resolve as resolving
 from sparkonce.operate.checkpoint import read_checkpoint
 from sparkonce.operate.resolve import Resolved, resolve

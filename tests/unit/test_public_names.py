@@ -47,7 +47,7 @@ def test_importing_needs_nothing_heavy():
     # Each of them runs in its own interpreter.
     light = [
         *("sparkonce", "sparkonce.avro", "sparkonce.errors", "sparkonce.guarantees"),
-        *("sparkonce.protocol.coordinator", "sparkonce.protocol.codec", "sparkonce.log"),
+        *("sparkonce.protocol.coordinator", "sparkonce.protocol.codec", "sparkonce.decision_log"),
         *("sparkonce.analysis.checkpoint", "sparkonce.analysis.explanation", "sparkonce.sink"),
         *("sparkonce.sinks.kafka", "sparkonce.sinks.sql.mysql", "sparkonce.testing.conformance"),
         *("sparkonce.avro.registry", "sparkonce.avro.transcode", "sparkonce_lab.registry", "sparkonce_pravega"),

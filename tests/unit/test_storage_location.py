@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from sparkonce.decision_log import DecisionLog, check_whole, record_name
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog, check_whole, record_name
 from sparkonce.storage.files import Landed, Taken, prove
 from sparkonce.storage.hdfs import RenamingFiles
 from sparkonce.storage.local import LocalFiles

@@ -7,7 +7,7 @@ import pytest
 from sparkonce.errors import CheckpointMismatchError, ConfigurationError
 from sparkonce.spark.start.checks import CheckpointLocation, check_query
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 QUERY = "7f6e5d4c-0000-4000-8000-000000000001"
 SETTINGS = '{"batchWatermarkMs":0,"batchTimestampMs":1795237934862,"conf":{"spark.sql.shuffle.partitions":"4"}}'

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.ownership import Token
 from sparkonce.protocol.view import Claim, Commit
 from sparkonce.storage.local import LocalFiles

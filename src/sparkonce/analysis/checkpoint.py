@@ -19,14 +19,14 @@ from sparkonce.analysis.arguments import sink_facts
 from sparkonce.analysis.explanation import Explanation, judge
 from sparkonce.analysis.facts import EngineFacts, KafkaSourceFacts, Pipeline, SinkFacts
 from sparkonce.analysis.sinks import OURS, parse_reader
+from sparkonce.decision_log import FOLDER, DecisionLog
 from sparkonce.driver.start import read_log
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.protocol.view import LogView
 from sparkonce.source import SourceFacts, all_registered
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 
 def checkpoint_facts(files: CheckpointFiles) -> Pipeline:

@@ -497,7 +497,7 @@ def _listing(systems: Sequence[NamedSystem], checkpoint: str, conf: list[str] | 
     from sparkonce.operate.checkpoint import query_name
     from sparkonce.operate.transactions import list_open
     from sparkonce.protocol.ownership import short_query
-    from sparkonce.storage.spark import SparkCheckpoint
+    from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
     if not checkpoint:
         return list_open(systems), ("", "")
@@ -514,7 +514,7 @@ def _name_of(one: "OpenTransaction", name: "_QueryName") -> str:
 def _listing_of_query(files: "CheckpointFiles", file: OperatorFile) -> "Listing":
     """Lists the open transactions of the checkpoint's query."""
     from sparkonce.operate.transactions import list_open
-    from sparkonce.storage.spark import SparkCheckpoint
+    from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
     found = list_open(list(file.systems.values()), files)
     return found.of_query(SparkCheckpoint(files).query_id() or "")

@@ -4,7 +4,7 @@ In the order in which a batch passes them:
 
 - ``run``: one run of a query; it delegates the coordinator's effects to the other modules
 - ``start``: the checks before and after the claim, the batch at which a query resumes, and repairs after a crash
-- ``write``: runs the batch's plan, repeatedly if necessary, and asks for objections before the batch is decided
+- ``prepare``: runs the batch's plan, repeatedly if necessary, and asks for objections before the batch is decided
 - ``work``: the interface to the engine, which runs the plan. Its tasks call `sparkonce.executor`
 - ``put``: puts claims and decisions into the log, and deletes old ones. The put of a ``Commit`` is the commit point
 - ``finish``: commits and aborts transactions, and tells sinks that a batch is committed

@@ -2,7 +2,7 @@
 
 Before the decision, `too_old` rejects a batch with a transaction that may time out before its commit. A batch that has
 outlived its transactions is undone and written again, with all rows computed before the first transaction opens; see
-`sparkonce.driver.write`. If `Pace` expects a batch to take that long, its rows are computed first from the start.
+`sparkonce.driver.prepare`. If `Pace` expects a batch to take that long, its rows are computed first from the start.
 """
 
 from __future__ import annotations

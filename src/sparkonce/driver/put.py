@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from sparkonce import errors
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver import stops
 from sparkonce.driver.outage import Outage, doubled, is_store_outage
 from sparkonce.driver.stops import Failure
 from sparkonce.driver.work import BatchWork
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.view import Claim, Commit, LogView, LogViolation, Void

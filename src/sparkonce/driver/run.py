@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparkonce import errors
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.finish import BatchFinisher
 from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.positions import PositionReporter, Positions
+from sparkonce.driver.prepare import BatchPreparer
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.put import LogWriter
 from sparkonce.driver.sinks import Monitors, RunSinks
@@ -23,8 +25,6 @@ from sparkonce.driver.start import check_before_claim, check_servers, read_log, 
 from sparkonce.driver.stops import Failure, stop_error
 from sparkonce.driver.sweeper import Sweeper
 from sparkonce.driver.work import BatchWork
-from sparkonce.driver.write import BatchWriter
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import step
@@ -88,9 +88,9 @@ class RunDriver:
         self._patience_s = timing.outage_patience_s
         self._accept_lost = accept_lost or {}
         self._failure = Failure()
-        self._log_writer = LogWriter(log, self._patience_s, self._failure, lambda: self._writer.grown_old())
+        self._log_writer = LogWriter(log, self._patience_s, self._failure, lambda: self._preparer.grown_old())
         self._finisher = BatchFinisher(self._sinks, self._sweeper, self._patience_s, self._failure)
-        self._writer = BatchWriter(
+        self._preparer = BatchPreparer(
             self._sinks, self._positions, self._sweeper, self._log_writer, self._patience_s, self._failure
         )
         self._monitors = Monitors(self._sinks.monitors, timing.monitor_every_s)
@@ -154,7 +154,7 @@ class RunDriver:
     @property
     def opened_s(self) -> float | None:
         """The earliest time (`time.monotonic`) at which the batch may have opened a transaction; None before that."""
-        return self._writer.opened_s
+        return self._preparer.opened_s
 
     def lifetimes_s(self) -> dict[str, float]:
         """Returns how long the transactions of each sink may live, in seconds. Sinks without a timeout are left out."""
@@ -173,7 +173,7 @@ class RunDriver:
         """
         with self._at_work:
             watch = Stopwatch()
-            self._writer.rows_asked = rows
+            self._preparer.rows_asked = rows
             effect = self._carry_out(asked, asked.batch, work, watch)
             return self._note_done(effect, watch)
 
@@ -226,16 +226,16 @@ class RunDriver:
             case do.Sweep():
                 return self._sweep(effect, work)
             case do.Write():
-                return self._writer.write(effect, self.state, work)
+                return self._preparer.write(effect, self.state, work)
             case do.Validate():
-                return self._writer.validate(effect)
+                return self._preparer.validate(effect)
             case do.Finish():
                 return self._finisher.finish(effect)
             case do.RunIntoNothing():
                 work.run_into_nothing()
                 return on.PlanRun()
             case do.Deliver():
-                return self._writer.deliver(effect, self.state, work)
+                return self._preparer.deliver(effect, self.state, work)
             case do.RaiseFloor() | do.DeleteBelow():
                 return self._log_writer.tidy(effect, work)
             case do.Conclude():

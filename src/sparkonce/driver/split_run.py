@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sparkonce import errors
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.progress import BatchProgress, Stopwatch
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import read_log
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import effects as do
 from sparkonce.protocol import events as on
 from sparkonce.protocol.coordinator import recorded_sinks
@@ -73,7 +73,7 @@ class SplitRun(RunDriver):
                 # During healing, the tasks write all slots, because they cannot be run again for slots that turn out
                 # to be missing.
                 effect=replace(effect, only=None),
-                owners=self._writer.owners(effect.sinks, self.state),
+                owners=self._preparer.owners(effect.sinks, self.state),
                 opened_s=opened_s,
             )
 
@@ -81,7 +81,7 @@ class SplitRun(RunDriver):
         """Commits a batch that the tasks have prepared."""
         with self._at_work:
             watch = Stopwatch()
-            opened = partial(setattr, self._writer, "opened_s", handover.opened_s)
+            opened = partial(setattr, self._preparer, "opened_s", handover.opened_s)
             work = TasksEnded(self._needed(handles), loser_possible=loser_possible, taken=opened)
             return self._note_done(self._carry_out(handover.effect, handover.batch, work, watch), watch)
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkonce import errors
+from sparkonce.decision_log import DecisionLog, check_whole
 from sparkonce.driver.outage import Answer, Outage, is_store_outage, never
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog, check_whole
 from sparkonce.protocol import effects as do
 from sparkonce.protocol.coordinator import refusal
 from sparkonce.protocol.handles import COMMITTED, Handle, Outcome
@@ -33,7 +33,7 @@ from sparkonce.protocol.view import Claim, Decision, LogView, LogViolation, Sink
 from sparkonce.sink import Facts, SinkCommitter, TwoPhaseCommitSink
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.offsets import without_files
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 logger = logging.getLogger("sparkonce")
 _TRACES_WITHIN_S = 60.0
@@ -331,7 +331,7 @@ class ResumePoint:
         The offsets of a batch that Spark has not planned yet are not compared.
 
         Args:
-            location: The location of the log; see `sparkonce.log.DecisionLog.location`.
+            location: The location of the log; see `sparkonce.decision_log.DecisionLog.location`.
             moved: The value of ``checkpoint_moved``.
         """
         query = self.checkpoint.query_id() or "no query"

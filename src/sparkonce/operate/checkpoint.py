@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sparkonce.decision_log import FOLDER, MOST_READS, DecisionLog, check_whole
 from sparkonce.driver.progress import rows_by_sink
 from sparkonce.driver.start import ResumePoint, read_log
 from sparkonce.driver.stops import stop_error
@@ -17,7 +18,6 @@ from sparkonce.errors import (
     SparkonceError,
     with_capital,
 )
-from sparkonce.log import FOLDER, MOST_READS, DecisionLog, check_whole
 from sparkonce.protocol import codec
 from sparkonce.protocol.handles import Handle
 from sparkonce.protocol.ownership import Token
@@ -25,7 +25,7 @@ from sparkonce.protocol.view import Claim, Decision, LogView, Record, Void
 from sparkonce.sinks._shared.orphans import run_of
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader
 
 OPERATOR = "operator-"

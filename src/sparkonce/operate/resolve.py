@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from sparkonce.arguments import one_of
+from sparkonce.decision_log import FOLDER, DecisionLog
 from sparkonce.driver.outage import Outage, Timing
 from sparkonce.driver.split_run import SplitRun
 from sparkonce.driver.start import ResumePoint, check_accepted, read_log
 from sparkonce.driver.stops import stop_error
 from sparkonce.errors import ConfigurationError, PreflightError, RefusedBatchError, SparkonceError, UnknownOutcomeError
-from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.operate.checkpoint import OPERATOR, settled
 from sparkonce.operate.systems import known_sinks, sinks_to_finish
 from sparkonce.protocol.events import BatchAsked

@@ -1,6 +1,6 @@
 """The records of the decision log as values, and the view that a reader builds by applying them in order.
 
-`sparkonce.log` stores the records, in the format of `sparkonce.protocol.codec`.
+`sparkonce.decision_log` stores the records, in the format of `sparkonce.protocol.codec`.
 
 A record states that a run begins, that a batch is decided, that lost handles have been replaced, or that some handles
 are void. The view contains the known runs, the decided batches, and the end of the log.

@@ -20,7 +20,7 @@ def kafka_offsets(sources: Sequence[str], topics: Collection[str] | None = None)
     because one of them still has to read the rows above it.
 
     Args:
-        sources: See `sparkonce.storage.SparkCheckpoint.input_offsets`.
+        sources: See `sparkonce.storage.spark_checkpoint.SparkCheckpoint.input_offsets`.
         topics: The topics to include; None for all.
     """
     found: dict[str, dict[int, int]] = {}

@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Outage
 from sparkonce.driver.progress import BatchProgress
 from sparkonce.driver.run import RunDriver
 from sparkonce.driver.start import ResumePoint, check_log, mend, read_log, recorded_facts
 from sparkonce.driver.stops import stop_error
 from sparkonce.jvm import JvmCache
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import short_query
 from sparkonce.source import all_registered
@@ -35,7 +35,7 @@ from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_mode, warn_of_repeats, warn_of_rows, warn_of_slots
 from sparkonce.spark.views import ShareSample
 from sparkonce.spark.work import SparkWork, check_plans
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce.watch.listener import QueryListener
 
 logger = logging.getLogger("sparkonce")

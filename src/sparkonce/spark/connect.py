@@ -44,7 +44,7 @@ from sparkonce.spark.slot_tasks import answers_through_connect
 from sparkonce.spark.start.checks import input_offsets
 from sparkonce.spark.start.executors import check_executors
 from sparkonce.spark.work import SparkWork, check_plans
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce.version import __version__
 from sparkonce.watch.listener import QueryListener
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.arguments import flag, mapping, number, shown, whole_number
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.run import RunDriver
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
-from sparkonce.log import DecisionLog
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.source import SourceFacts
 from sparkonce.sources.groups import GroupOffsets, GroupReporter

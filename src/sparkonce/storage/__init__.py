@@ -6,6 +6,6 @@
 - ``hdfs``: the files of a folder in HDFS, and puts by renaming for every HDFS client
 - ``objects``: the files of a folder in an object store
 - ``opening``: opens a checkpoint without a Spark session, and translates Hadoop's object store settings
-- ``spark``: reads Spark's own files: the query's id, the offsets of batches, and which batches are done
+- ``spark_checkpoint``: reads Spark's own files: the query's id, the offsets of batches, and which batches are done
 - ``offsets``: compares offsets
 """

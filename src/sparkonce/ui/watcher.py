@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparkonce.decision_log import FOLDER
 from sparkonce.errors import ConfigurationError, SparkonceError
-from sparkonce.log import FOLDER
 from sparkonce.operate.checkpoint import LogEntry, read_checkpoint, read_log_of
 from sparkonce.operate.systems import NamedSystem, OperatorFile, SystemKind
 from sparkonce.operate.transactions import OpenTransaction, judge, targets_of

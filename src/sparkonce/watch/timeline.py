@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sparkonce.log import FOLDER
+from sparkonce.decision_log import FOLDER
 from sparkonce.protocol.ownership import Token
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles

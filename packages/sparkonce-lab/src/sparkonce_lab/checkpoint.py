@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkonce.decision_log import FOLDER
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
 from sparkonce.storage.location import OBJECT_STORES

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkonce.packages import SCALA
 from sparkonce.protocol.state import Phase
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce_lab.clock import adapt_python, let_java_start, only_the_drivers
 from sparkonce_lab.rig.kafka.jars import spark_jars_folder
 

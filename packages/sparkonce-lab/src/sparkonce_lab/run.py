@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparkonce.errors import ConfigurationError, PreflightError
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce_lab.checkers import judge
 from sparkonce_lab.checkpoint import QUERY, StoredCheckpoint, checkpoint_away, checkpoint_disk, with_connector
 from sparkonce_lab.child import Driver

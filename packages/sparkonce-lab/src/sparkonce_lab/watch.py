@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from sparkonce.decision_log import FOLDER, DecisionLog
 from sparkonce.errors import LogError
-from sparkonce.log import FOLDER, DecisionLog
 from sparkonce.protocol.view import LogView, LogViolation
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles

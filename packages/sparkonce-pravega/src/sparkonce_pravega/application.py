@@ -25,7 +25,7 @@ from sparkonce.write_ahead import (
 from sparkonce_pravega.client import PravegaStream, reason
 from sparkonce_pravega.segments import StatusUnknownError
 
-log = logging.getLogger("sparkonce")
+logger = logging.getLogger("sparkonce")
 
 COMMITTED = "COMMITTED"
 OPEN = "OPEN"
@@ -126,7 +126,7 @@ class PravegaCommitter(WriteAheadCommitter):
             for query in queries:
                 TransactionNotes(ledger.files).forget(query, ledger.forgotten_up_to(query))
         except OSError as error:
-            log.warning("Sink %s: old notes of transactions could not be deleted: %s", self._sink, error)
+            logger.warning("Sink %s: old notes of transactions could not be deleted: %s", self._sink, error)
 
 
 _FOLDER = "transactions"

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkonce.errors import CheckpointMismatchError
 from sparkonce.jvm import JvmCache, execution_of, items
 from sparkonce.storage.offsets import without_files
-from sparkonce.storage.spark import SparkCheckpoint, canonical
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint, canonical
 
 logger = logging.getLogger("sparkonce")
 

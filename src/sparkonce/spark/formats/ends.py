@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.outage import Timing
 from sparkonce.driver.split_run import Handover, SplitRun, TasksEnded, continued, resumed
 from sparkonce.driver.start import read_log
 from sparkonce.errors import PrepareError, SupersededError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol import codec
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.protocol.ownership import Token

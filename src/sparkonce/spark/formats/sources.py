@@ -18,9 +18,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from sparkonce.arguments import nonempty
+from sparkonce.decision_log import DecisionLog
 from sparkonce.driver.start import check_log, read_log
 from sparkonce.errors import ConfigurationError, PrepareError
-from sparkonce.log import DecisionLog
 from sparkonce.protocol.events import BatchAsked
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.formats.ends import Ends, run_key
@@ -28,7 +28,7 @@ from sparkonce.spark.formats.options import FORMATS, Settings, SparkFormat, open
 from sparkonce.spark.formats.task import BatchTask, SlotWritten
 from sparkonce.spark.views import arrow_schema
 from sparkonce.storage.files import CheckpointFiles, prove
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa

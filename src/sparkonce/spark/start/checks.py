@@ -18,7 +18,7 @@ from sparkonce.spark.plans import kafka_sources, registered_sources
 from sparkonce.spark.start.first_batch import analyzed, check_partition_column, warn_of_slots
 from sparkonce.spark.views import ShareSample
 from sparkonce.storage.files import CheckpointFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 
 if TYPE_CHECKING:
     from sparkonce.sources.topics import KafkaSource

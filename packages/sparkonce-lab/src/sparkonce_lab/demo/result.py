@@ -8,7 +8,7 @@ from enum import Enum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkonce.log import DecisionLog
+from sparkonce.decision_log import DecisionLog
 from sparkonce.protocol.state import Phase
 from sparkonce.protocol.view import LogView
 from sparkonce.storage.files import CheckpointFiles

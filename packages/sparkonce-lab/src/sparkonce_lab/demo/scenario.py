@@ -18,7 +18,7 @@ from sparkonce.errors import ConfigurationError
 from sparkonce.protocol.state import Phase
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce.storage.local import LocalFiles
-from sparkonce.storage.spark import SparkCheckpoint
+from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce_lab import run as verifier
 from sparkonce_lab.checkers import judge
 from sparkonce_lab.checkpoint import QUERY, check_store, new_folder, open_store, with_connector

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from sparkonce.decision_log import FOLDER
 from sparkonce.errors import ConfigurationError
-from sparkonce.log import FOLDER
 from sparkonce.storage.files import CheckpointFiles
 from sparkonce_lab.checkpoint import check_store, new_folder, open_store
 from sparkonce_lab.faults import STORE

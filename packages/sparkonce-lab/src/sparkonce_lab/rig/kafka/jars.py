@@ -211,7 +211,7 @@ def _problems(ivy_output: str) -> str:
     return "; ".join(dict.fromkeys(told or lines[-3:]))
 
 
-_log = logging.getLogger("sparkonce")
+logger = logging.getLogger("sparkonce")
 _ARCHIVED_WITHIN_S = 240.0
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 """Flags that let a JVM that cannot use the archive start without it, and without a message."""
@@ -237,7 +237,7 @@ def archive_flags(kept: Path, run: Callable[[str], None]) -> tuple[str, ...]:
                     _make(kept, run)
         is_made = kept.stat().st_size > 0
     except (OSError, SparkonceError) as error:
-        _log.warning("%s cannot be made or read: the JVM starts without it, which takes longer: %s", kept, error)
+        logger.warning("%s cannot be made or read: the JVM starts without it, which takes longer: %s", kept, error)
         return ()
     return (f"-XX:SharedArchiveFile={kept}", *_QUIET) if is_made else ()
 

@@ -33,7 +33,7 @@ from sparkonce.sink import Facts, Owner
 logger = logging.getLogger("sparkonce")
 
 
-class BatchWriter:
+class BatchPreparer:
     """Carries out the effects of WRITING, VALIDATING and DELIVERING.
 
     Attributes:
