@@ -29,15 +29,9 @@ from sparkonce.sinks.files.sink import FilesSink
 )
 def test_a_setting_that_is_not_the_stores_is_refused_by_name(given, said):
     done = CliRunner().invoke(app, ["explain", "s3a://bucket/a", "--conf", given])
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert said in " ".join(done.output.split())
     assert "very-secret" not in done.output
-
-
-def test_the_settings_of_a_store_are_for_a_checkpoint(tmp_path):
-    (tmp_path / "job.py").touch()
-    done = CliRunner().invoke(app, ["explain", str(tmp_path / "job.py"), "--conf", "spark.hadoop.fs.a=b"])
-    assert (done.exit_code, "--conf says how a checkpoint is reached" in done.output) == (2, True)
 
 
 def test_a_long_cell_is_wrapped_for_a_terminal_and_no_line_has_trailing_blanks(capsys, monkeypatch):

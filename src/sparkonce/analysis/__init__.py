@@ -4,7 +4,7 @@ Collecting facts about a query:
 
 - ``facts``: the facts as values, and durations such as ``2h``
 - ``checkpoint``: reads them from a checkpoint folder. `sparkonce.spark.explain` reads them from a running query.
-- ``arguments``: reads them from the argument ``sink=``, and from Python functions
+- ``arguments``: reads them from the argument ``sink=``
 - ``servers``: queries Kafka's brokers for facts about topics and limits
 
 Drawing conclusions:

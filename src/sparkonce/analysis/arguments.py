@@ -1,14 +1,13 @@
-"""Turns the argument ``sink=`` into facts, and finds what a Python function uses."""
+"""Turns the argument ``sink=`` into facts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from types import CodeType
 from typing import Any
 
-from sparkonce.analysis.facts import PythonFunction, SinkFacts, lower_names
+from sparkonce.analysis.facts import SinkFacts, lower_names
 from sparkonce.analysis.sinks import OURS
 from sparkonce.errors import ConfigurationError
 from sparkonce.guarantees import Guarantee
@@ -38,21 +37,15 @@ def sink_facts(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[Sin
         where = known.get("topic") or known.get("path") or known.get("dbtable") or ""
         return (SinkFacts(format=sink.strip().lower().replace("_", ""), name=where, options=known),)
     elif hasattr(sink, "process"):
-        return (SinkFacts(format="foreach", name=type(sink).__name__, function=function_facts(sink.process)),)
+        return (SinkFacts(format="foreach", name=type(sink).__name__),)
     elif callable(sink):
-        function = function_facts(sink)
-        return (SinkFacts(format="foreachbatch", name=function.name, function=function),)
+        named = sink.func if isinstance(sink, partial) else sink
+        name = getattr(named, "__qualname__", "") or type(named).__name__
+        return (SinkFacts(format="foreachbatch", name=name.rpartition("<locals>.")[2]),)
     raise ConfigurationError(
         f"sink={sink!r} is not known.",
         next_step="Give a sink of sparkonce or several, an ExactlyOnce, the name of a Spark format, or a function.",
     )
-
-
-def function_facts(function: Any) -> PythonFunction:
-    """Returns a Python function's name."""
-    named = function.func if isinstance(function, partial) else function
-    name = getattr(named, "__qualname__", "") or type(named).__name__
-    return PythonFunction(name=name.rpartition("<locals>.")[2])
 
 
 def kafka_settings(sink: TwoPhaseCommitSink) -> Mapping[str, Any] | None:
@@ -71,29 +64,3 @@ def _of_ours(sink: TwoPhaseCommitSink) -> SinkFacts:
         kafka=sink.kafka_settings is not None,
         transaction_timeout=None if timeout is None else timedelta(milliseconds=int(timeout)),
     )
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
-def used_by(function: Any) -> list[Any]:
-    """Returns the objects that a function uses: from its closure, a partial's arguments, and its globals."""
-    if isinstance(function, partial):
-        return [function.func, *function.args, *function.keywords.values(), *used_by(function.func)]
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, CodeType):
-        return []
-    held = getattr(function, "__globals__", {})
-    values = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
-    return values + [held[name] for each in _nested(code) for name in each.co_names if name in held]
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not bound yet
-        return None

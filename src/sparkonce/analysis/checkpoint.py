@@ -46,13 +46,13 @@ def checkpoint_facts(files: CheckpointFiles) -> Pipeline:
     if newest < 0:
         raise ConfigurationError(
             f"{files.location!r} has no batch yet, so it does not say what the query reads.",
-            next_step="Explain the query file, or wait until its first batch has begun.",
+            next_step="Call sparkonce.explain in the query's program, or wait until its first batch has begun.",
         )
     offsets = checkpoint.source_lines(newest)
     if not offsets:
         raise ConfigurationError(
             f"'{files.location}/offsets/{newest}' is empty or cut off, so it does not say what the query reads.",
-            next_step="Explain the query file; Spark itself will not start on this checkpoint without that file.",
+            next_step="Call sparkonce.explain in the query's program; Spark itself will not start without that file.",
         )
     return Pipeline(
         query=f"the query of {files.location}",

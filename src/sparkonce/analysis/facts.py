@@ -50,7 +50,7 @@ class KafkaSourceFacts(SourceFacts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonFunction:
-    """A Python function in a plan, or one passed to ``foreachBatch``.
+    """A Python function in a plan.
 
     Attributes:
         name: The function's name, as Spark shows it.
@@ -129,8 +129,6 @@ class SinkFacts:
         conditions: For our sinks, the requirements for the system and its readers, one sentence each.
         kafka: For our sinks, True if the sink writes to Kafka.
         checkpoint: For our sinks, the checkpoint passed to `ExactlyOnce`; None if unknown.
-        function: The function passed to ``foreachBatch`` or ``foreach``. For our sinks, the function that calls the
-            `ExactlyOnce`.
         transaction_timeout: For our sinks, the timeout, as set or as found in the last run.
         longest_timeout: The broker's ``transaction.max.timeout.ms``, if the broker was queried.
         unasked: Why the broker was not queried, as a message.
@@ -145,7 +143,6 @@ class SinkFacts:
     conditions: tuple[str, ...] = ()
     kafka: bool = False
     checkpoint: str | None = None
-    function: PythonFunction | None = None
     transaction_timeout: timedelta | None = None
     longest_timeout: timedelta | None = None
     unasked: str = ""

@@ -34,8 +34,6 @@ def judge_sink(sink: SinkFacts, pipeline: Pipeline) -> Part:
 
 
 def _ours(sink: SinkFacts, pipeline: Pipeline) -> Iterator[Finding]:
-    if sink.function is not None:
-        yield must(f"{sink.function.name} passes each batch to ExactlyOnce, and writes nothing else")
     if sink.guarantee is None:
         yield loses(
             "the decision log names no transactions of it, so it is not EXACTLY_ONCE, or has written nothing yet",
@@ -116,9 +114,9 @@ def _files(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
 
 
 def _foreach_batch(sink: SinkFacts, _: Pipeline) -> Iterator[Finding]:
-    who = sink.function.name if sink.function is not None else "the function"
     yield doubles(
-        f"foreachBatch calls {who} again for a batch that failed or is replayed, with what it wrote before still there",
+        f"foreachBatch calls {sink.name or 'the function'} again for a batch that failed or is replayed, with what it "
+        "wrote before still there",
         f"{_USE_OURS}; or make it idempotent by its batch id",
     )
 

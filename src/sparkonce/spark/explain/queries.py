@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sparkonce.analysis.arguments import function_facts, sink_facts, used_by
+from sparkonce.analysis.arguments import sink_facts
 from sparkonce.analysis.engine import SKIP_NULLS, WATERMARKS
 from sparkonce.analysis.facts import (
     EngineFacts,
@@ -189,21 +189,15 @@ def sinks_of_argument(sink: Any, options: Mapping[str, Any] | None = None) -> tu
     """Returns the facts of a ``sink=`` argument or a ``foreachBatch`` function, and the sinks if they are ours.
 
     Args:
-        sink: See `sparkonce.analysis.arguments.sink_facts`; also an `ExactlyOnce`, a mapping of sinks to views, or a
-            function that calls an `ExactlyOnce`.
+        sink: See `sparkonce.analysis.arguments.sink_facts`; also an `ExactlyOnce`, or a mapping of sinks to views.
         options: The options of the stream writer.
     """
-    caller = None if isinstance(sink, ExactlyOnce) else sink
-    for ours in (sink, *used_by(sink)):
-        if isinstance(ours, ExactlyOnce):
-            function = None if caller is None else function_facts(caller)
-            where = str(ours.checkpoint)
-            facts = zip(sink_facts(ours.sinks), ours.sinks, strict=True)
-            dead_letters = ours.dead_letters
-            return tuple(
-                replace(each, function=function, checkpoint=where, refused=refused_rows_of(one, dead_letters))
-                for each, one in facts
-            ), ours.sinks
+    if isinstance(sink, ExactlyOnce):
+        facts = zip(sink_facts(sink.sinks), sink.sinks, strict=True)
+        return tuple(
+            replace(each, checkpoint=sink.checkpoint, refused=refused_rows_of(one, sink.dead_letters))
+            for each, one in facts
+        ), sink.sinks
     sink = tuple(sink) if isinstance(sink, Mapping) else sink
     several = sink if isinstance(sink, list | tuple) else (sink,)
     mine = tuple(several) if all(isinstance(each, TwoPhaseCommitSink) for each in several) else ()
