@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 
 from sparkonce.errors import ConfigurationError
-from sparkonce.operate.java import find_java
 from sparkonce_lab.clock import find_faketime
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import cache_folder
 from sparkonce_lab.rig.process import find_program
 from sparkonce_lab.rig.servers.postgres import find_postgres

@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 
-from sparkonce.operate.java import find_java
-
 from eventually import LIMIT_S
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import archive_flags, cache_folder
 
 JVM_FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:-UsePerfData -Xshare:auto"

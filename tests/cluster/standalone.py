@@ -9,8 +9,8 @@ from pathlib import Path
 
 from eventually import eventually
 from spark.harness import command_of, kill, path_of_tests
-from sparkonce.operate.java import find_java
 from sparkonce_lab.rig.child import session_of
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import SCALA, spark_jars_folder
 from sparkonce_lab.rig.process import ServerProcess
 

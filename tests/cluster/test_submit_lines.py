@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparkonce.operate.java import find_java
 
 from cluster.submit import PROGRAM
 from spark.harness import Job, hold_at, kill, path_of_tests
 from spark.pipeline import ENDED
 from sparkonce_lab.rig.child import session_of
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import resolve, spark_jars_folder
 from sparkonce_lab.rig.servers.hdfs import Hdfs
 

@@ -134,7 +134,8 @@ def test_all_systems_end_as_the_log_says(unit, phase, verdict, batches):
     unit.die_at(phase, 1)
     assert unit.verdicts() == {(system, verdict) for system in ("pg", "my", "cache", "out")}
     assert unit.visible() == everywhere(wanted(1))
-    told = unit.command("describe", unit.postgres.prepared()[0], "--checkpoint", str(unit.job.checkpoint))
+    listed = unit.command("list", "--checkpoint", str(unit.job.checkpoint))
+    (told,) = [one for one in listed if one["name"] == unit.postgres.prepared()[0]]
     assert (told["system"], told["kind"], told["verdict"]) == ("pg", "prepared", verdict)
     assert any("RowExclusiveLock" in one for one in told["holds"])
     done = unit.command("resolve", str(unit.job.checkpoint), "--yes")

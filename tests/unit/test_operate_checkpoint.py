@@ -67,6 +67,10 @@ def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["checkpoint", *map(str, words)])
 
 
+def doctor(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, words)])
+
+
 def told(*words: str | Path) -> Any:
     return json.loads(run(*words, "--format", "json").stdout)
 
@@ -98,7 +102,7 @@ def test_the_newest_batch_and_the_next_start_are_shown(tmp_path, batches, batch,
 
 def test_nothing_is_changed_and_nothing_is_made(decided, tmp_path):
     before = sorted((str(path), path.stat().st_mtime_ns) for path in decided.rglob("*"))
-    for command in ("show", "history", "check"):
+    for command in ("show", "history"):
         assert run(command, decided, "--format", "yaml").stdout
     assert sorted((str(path), path.stat().st_mtime_ns) for path in decided.rglob("*")) == before
     (tmp_path / "fresh").mkdir()
@@ -130,13 +134,13 @@ def test_the_history_has_every_record_in_order(decided):
 
 
 def test_a_copy_is_refused_unless_it_was_moved(decided):
-    refused = run("check", decided, "--format", "yaml")
+    refused = doctor(decided, "--format", "yaml")
     assert refused.exit_code == 1
     last = yaml.safe_load(refused.stdout)[-1]
     assert (last["name"], last["ok"]) == ("next start", False)
     assert "was last used at /data/elsewhere" in last["says"]
     assert "checkpoint_moved=True" in last["next_step"]
-    taken = run("check", decided, "--moved")
+    taken = doctor(decided, "--moved")
     assert (taken.exit_code, "it is committed first" in taken.stdout) == (0, True)
 
 
@@ -149,7 +153,7 @@ def test_a_copy_is_refused_unless_it_was_moved(decided):
 )
 def test_a_damaged_file_is_found(decided, broken, check, said):
     (decided / broken).write_bytes(b"sparkonce")
-    done = run("check", decided, "--moved", "--format", "json")
+    done = doctor(decided, "--moved", "--format", "json")
     last = json.loads(done.stdout)[-1]
     assert (done.exit_code, last["name"], last["ok"]) == (1, check, False)
     assert said in last["says"]
@@ -163,7 +167,7 @@ def test_a_record_that_a_copy_lacks_is_named(decided, position):
     records = decided / "sparkonce" / "records"
     newest = max(int(path.name) for path in records.iterdir())
     (records / f"{position:020d}").unlink()
-    done = run("check", decided, "--moved", "--format", "json")
+    done = doctor(decided, "--moved", "--format", "json")
     last = json.loads(done.stdout)[-1]
     assert (done.exit_code, last["name"], last["ok"]) == (1, "decision log", False)
     assert f"has record {newest}, but not record {position}" in last["says"]
@@ -181,14 +185,14 @@ def test_a_record_that_a_copy_lacks_is_named(decided, position):
 def test_an_older_spark_part_is_refused_as_the_start_refuses_it(decided, missing, said):
     for name in missing:
         (decided / name).unlink()
-    last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
+    last = json.loads(doctor(decided, "--moved", "--format", "json").stdout)[-1]
     assert (last["ok"], said in last["says"]) == (False, True), last
 
 
 def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided):
     offsets = decided / "offsets" / "3"
     offsets.write_text(offsets.read_text().replace('"1":4', '"1":5'))
-    last = json.loads(run("check", decided, "--moved", "--format", "json").stdout)[-1]
+    last = json.loads(doctor(decided, "--moved", "--format", "json").stdout)[-1]
     assert (last["ok"], "was decided with input offsets" in last["says"]) == (False, True), last
 
     (decided / "offsets" / "3").unlink()
@@ -197,10 +201,10 @@ def test_a_part_of_spark_that_differs_from_the_log_is_refused(decided):
         3,
         "decided, and not in Spark's part of the checkpoint",
     )
-    assert (found["next_start"], run("check", decided, "--moved").exit_code) == ("may be refused", 1)
+    assert (found["next_start"], doctor(decided, "--moved").exit_code) == ("may be refused", 1)
 
 
-@pytest.mark.parametrize("command", ["show", "history", "check"])
+@pytest.mark.parametrize("command", ["show", "history"])
 def test_a_folder_that_is_no_checkpoint_is_said_without_a_traceback(command, tmp_path):
     done = run(command, tmp_path)
     assert (done.exit_code, done.stdout) == (1, "")

@@ -135,8 +135,6 @@ def test_a_copy_is_refused_and_one_that_was_moved_keeps_its_place_in_the_log(sce
 def test_a_batch_that_spark_has_not_kept_is_committed_as_it_was_decided(scene):
     scene.die_at(Phase.FINISHING)
     (scene.checkpoint / "offsets" / str(BATCH)).unlink()
-    with pytest.raises(ConfigurationError, match="has to be committed"):
-        scene.resolve(decided=False)
     assert scene.resolve().committed == SLOTS
     assert scene.visible() == numbers(0, BATCH)
 
@@ -154,7 +152,6 @@ def test_what_cannot_be_ended_is_refused_before_the_claim(scene, monkeypatch):
     files, one = LocalFiles(scene.checkpoint), {"memory": scene.sinks()["memory"]}
     refused_before_the_claim(scene, lambda: resolve(files, one), r"transactions in \['more'\]")
     refused_before_the_claim(scene, lambda: resolve(files, {}), "nothing can be ended")
-    refused_before_the_claim(scene, lambda: scene.resolve(decided=False), "has to be committed")
     monkeypatch.setattr(resolving.os, "geteuid", lambda: 4711)
     refused_before_the_claim(scene, scene.resolve, "could not read a record")
 

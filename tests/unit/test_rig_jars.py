@@ -2,9 +2,9 @@ import os
 import stat
 
 import pytest
-from sparkonce.operate.java import _java_major, find_java
 
 from sparkonce.errors import ConfigurationError, PreflightError
+from sparkonce_lab.rig.java import _java_major, find_java
 from sparkonce_lab.rig.kafka import jars
 
 COORDINATE = "org.example:thing:1.0"

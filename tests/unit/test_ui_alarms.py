@@ -117,7 +117,7 @@ def test_a_start_that_is_refused_is_an_alarm(next_start, standing, urgent):
     found = of_query(next_start=next_start, next_says="It is so.", next_start_step="Restore it.", state=standing)
     assert [one.urgent for one in found] == urgent
     assert {(one.says, one.next_step) for one in found} <= {("It is so.", "Restore it.")}
-    assert all("checkpoint check" in one.command for one in found)
+    assert all("checkpoint show" in one.command for one in found)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_an_old_transaction_is_told_by_its_verdict(verdict, says, step):
     assert says in alarm.says
     assert step in alarm.next_step
     words = shlex.split(alarm.command)
-    assert words[1:4] == ["transactions", "describe", OPEN.name]
-    assert words[4:] == ["--config", "systems.yaml", "--checkpoint", "/c/my totals"]
+    assert words[1:3] == ["transactions", "list"]
+    assert words[3:] == ["--config", "systems.yaml", "--checkpoint", "/c/my totals"]
 
 
 def test_what_the_driver_has_in_doubt_is_an_alarm_where_no_system_tells_it():
@@ -215,7 +215,7 @@ def test_another_applications_transaction_is_an_alarm_once_it_blocks_readers_for
             "billing-3 (open) has been open for 1 min 1 s: read_committed readers of totals-3 see no rows" in alarm.says
         )
         assert "Let its application end it" in alarm.next_step
-        assert alarm.command == "sparkonce transactions describe billing-3 --config s.yaml"
+        assert alarm.command == "sparkonce transactions blocking --topic totals --config s.yaml"
 
 
 def everything() -> PageState:

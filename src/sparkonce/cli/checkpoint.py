@@ -22,7 +22,6 @@ from sparkonce.cli.output import (
     print_pairs,
     print_table,
     show,
-    show_checks,
     shown_age,
     shown_time,
 )
@@ -49,8 +48,6 @@ Conf = Annotated[
         help="A Spark setting for the checkpoint's store, such as spark.hadoop.fs.s3a.endpoint. Can be repeated.",
     ),
 ]
-
-_REFUSED = 1
 
 _HADOOP = "spark.hadoop."
 
@@ -130,31 +127,15 @@ def history(
     show([asdict(one) for one in wanted], form, lambda console, wide: _print_entries(console, wanted, wide))
 
 
-@app.command(cls=Command, short_help="Check whether a start would be accepted.")
-def check(location: Location, moved: Moved = False, conf: Conf = None, form: FormatOption = OutputFormat.TABLE) -> None:
-    """Check whether a start on this checkpoint would be accepted, and what it would do. Also works for a backup.
-
-    Servers are not queried, although a start also fails if they remember commits that the log lacks. Exits with 1 if a
-    start would fail.
-
-    For example: sparkonce checkpoint check /backup/checkpoints/totals --moved
-    """
-    from sparkonce.operate.checkpoint import check_checkpoint
-
-    with opened(location, conf) as files:
-        checks = check_checkpoint(files, moved=moved)
-    if not show_checks(checks, form):
-        raise typer.Exit(_REFUSED)
-
-
 @contextmanager
 def opened(location: str, conf: list[str] | None) -> "Iterator[CheckpointFiles]":
     """Opens a checkpoint, and turns errors of its store into errors with a next step."""
     from sparkonce.storage.opening import open_location
 
+    of_hadoop = [(name, value) for name, value in read_conf(conf).items() if name.startswith(_HADOOP)]
     url = location if ":" in location.partition("/")[0] else str(Path(location).absolute())
     try:
-        yield open_location(url, hadoop_settings(conf) or None)
+        yield open_location(url, {name.removeprefix(_HADOOP): value for name, value in of_hadoop} or None)
     except OSError as error:
         raise ConfigurationError(
             f"{location!r} cannot be read: {error.strerror or error}.",
@@ -183,11 +164,6 @@ def read_conf(texts: Sequence[str] | None) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def hadoop_settings(texts: Sequence[str] | None) -> dict[str, str]:
-    """Returns only Hadoop's settings, without the prefix ``spark.hadoop.``."""
-    return {name.removeprefix(_HADOOP): value for name, value in read_conf(texts).items() if name.startswith(_HADOOP)}
-
-
 def _print_status(to: Any, status: "CheckpointStatus", name: str, wide: bool) -> None:
     from sparkonce.operate.checkpoint import OPERATOR, BatchState
 
@@ -200,7 +176,7 @@ def _print_status(to: Any, status: "CheckpointStatus", name: str, wide: bool) ->
         rows.append(("name", name))
     if run is not None:
         where = f", process {run.process} on {run.host}, sparkonce {run.library}" if run.host else ""
-        where += ", by transactions resolve or sweep" if run.spark_run.startswith(OPERATOR) else ""
+        where += ", by transactions resolve" if run.spark_run.startswith(OPERATOR) else ""
         rows.append(("newest run", f"{run.run}, since {shown_time(run.claimed_ms)}{where}"))
     if status.end:
         first, last = status.floor, status.end - 1

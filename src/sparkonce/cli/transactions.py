@@ -1,13 +1,13 @@
 """``sparkonce transactions``: lists open transactions on servers with the log's verdict, and ends them without Spark.
 
-``list``, ``blocking`` and ``describe`` change nothing. ``resolve`` and ``sweep`` end a query's open transactions. Typer
-reads the annotations when a command runs, so their types must be imported at runtime.
+``list`` and ``blocking`` change nothing. ``resolve`` and ``sweep`` end a query's open transactions. Typer reads the
+annotations when a command runs, so their types must be imported at runtime.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,14 +48,11 @@ _NOT_ALL = 1
 _RESOLVE = {"commit": "commit", "abort": "abort", "under way": "abort", "not known": "nothing"}
 """The action of `resolve` for each verdict of the log."""
 
-_SWEEP = {**_RESOLVE, "commit": "resolve"}
-"""The action of `sweep` for each verdict of the log. `sweep` refuses to run if something must be resolved."""
-
 _PARTITION = ("partition", "begins at", "readable to", "end", "behind", "blocks")
 """The columns of a table of partitions."""
 
 _ALL = dict.fromkeys(_RESOLVE, "abort")
-"""The action of a sweep without a log."""
+"""The action of `sweep`, which has no log."""
 
 ConfigFile = Annotated[
     str,
@@ -215,76 +212,6 @@ def blocking(
     exit_if_silent(found)
 
 
-@app.command(cls=Command, short_help="Describe an open transaction.")
-def describe(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The transaction's name, as `list` or `blocking` shows it.")
-    ],
-    config: ConfigFile = "",
-    system: SystemOption = None,
-    settings: Settings = "",
-    checkpoint: Checkpoint = "",
-    conf: Conf = None,
-    form: FormatOption = OutputFormat.TABLE,
-) -> None:
-    """Describe an open transaction: its age and timeout, what it blocks, and what to do about it.
-
-    For Kafka, this includes other applications' transactions, and shows for each partition where the transaction
-    begins, how far read_committed readers get, and how many offsets they are behind.
-
-    For example: sparkonce transactions describe NAME --system kafka --settings bootstrap.servers=broker:9092
-    """
-    from sparkonce.operate.transactions import describe_foreign
-    from sparkonce.sinks.kafka.orphans import KafkaOrphan, list_held
-
-    systems = _systems(config, system, settings)
-    found, _ = _listing(systems, checkpoint, conf)
-    wanted = next((one for one in found.found if one.found.name == name), None)
-    if wanted is None:
-        of_others = describe_foreign([one for one in systems if one.name not in found.silent], name)
-        wanted = next(iter(of_others.found), None)
-        found = replace(found, silent={**found.silent, **of_others.silent})
-    if wanted is None:
-        tell(
-            ConfigurationError(
-                f"No transaction {name!r} is open on the systems that answered, sparkonce's or another application's.",
-                next_step="It may have ended. See who blocks readers now: sparkonce transactions blocking --topic "
-                "TOPIC.",
-            )
-        )
-        exit_if_silent(found)
-        raise typer.Exit(1)
-    held: list[HeldPartition] = []
-    if isinstance(wanted.found, KafkaOrphan):
-        (asked,) = [one for one in systems if one.name == wanted.system]
-        held = list_held(asked.settings, wanted.found)
-
-    def _table(to: Any, _wide: bool) -> None:
-        one = wanted.found
-        of_query = [("query", one.query), ("run", one.run)] if one.query else [("query", "not one of sparkonce's")]
-        print_pairs(
-            to,
-            [
-                ("name", one.name),
-                ("system", wanted.system),
-                ("kind", one.kind),
-                *of_query,
-                *([("batch", f"{one.batch}, slot {one.slot}")] if one.batch >= 0 else []),
-                ("age", shown_age(one.age_s)),
-                *_more(one),
-                ("verdict", marked(wanted.verdict.value, after=f": {wanted.why}")),
-                *([] if held else [("holds", "\n".join(one.holds))]),
-            ],
-        )
-        if held:
-            to.print()
-            print_table(to, _PARTITION, [_part(part) for part in held])
-        to.print(f"Next: {wanted.next_step}")
-
-    partitions = [asdict(one) for one in held]
-    show({**wanted.plain(), "next_step": wanted.next_step, "partitions": partitions}, form, _table)
-
-
 @app.command(cls=Command, short_help="Commit what is decided and abort the rest.")
 def resolve(
     checkpoint: Annotated[
@@ -321,79 +248,41 @@ def resolve(
     show_done(done, before, left, form)
 
 
-@app.command(cls=Command, short_help="Abort what older runs have left open.")
+@app.command(cls=Command, short_help="Abort what a query with a lost checkpoint left open.")
 def sweep(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint, if it still exists.")
-    ] = "",
-    query: Annotated[
-        str, typer.Option(metavar="ID", help="Without a checkpoint: the query's id, or the first 12 digits.")
-    ] = "",
+    query: Annotated[str, typer.Option(metavar="ID", help="The query's id, or at least the first 12 digits.")],
     accept_loss: Annotated[
-        str,
-        typer.Option(
-            "--accept-loss", metavar="REASON", help="Without a checkpoint: the reason why decided rows may be lost."
-        ),
+        str, typer.Option("--accept-loss", metavar="REASON", help="The reason why decided rows may be lost.")
     ] = "",
     execute: Annotated[
         bool, typer.Option("--execute", help="Abort them. Without this option they are only listed.")
     ] = False,
     config: ConfigFile = "",
-    moved: Moved = False,
     yes: Yes = False,
     patience_s: Patience = 60.0,
-    conf: Conf = None,
     form: FormatOption = OutputFormat.TABLE,
 ) -> None:
-    """Abort what older runs of a query have left open. Only lists it, unless you pass --execute.
+    """Abort what a query whose checkpoint is gone has left open. Only lists it, unless you pass --execute.
 
-    With the checkpoint, it puts a claim first, and never touches a decided batch: `transactions resolve` commits that.
-    If the checkpoint is gone, nobody can know what was decided, so you must pass --query and --accept-loss. Exits with
-    1 if something is left.
+    Nobody can know what was decided, so you must pass --accept-loss. With a checkpoint, use `transactions resolve`.
+    Exits with 1 if something is left.
 
-    For example: sparkonce transactions sweep /data/checkpoints/totals --config systems.yaml
+    For example: sparkonce transactions sweep --query 60a1de000000 --config systems.yaml
     """
-    if bool(checkpoint) == bool(query):
-        raise ConfigurationError(
-            "Give either the query's checkpoint, or --query of one whose checkpoint is gone.",
-            next_step="See what is open: sparkonce transactions list.",
-        )
-    file = _file(config)
-    if query:
-        _sweep_without_log(query, accept_loss, file, execute=execute, yes=yes, patience_s=patience_s, form=form)
-        return
-    from sparkonce.operate.resolve import resolve as resolve_query
-
-    with opened(checkpoint, conf) as files:
-        if execute:
-            sinks = _sinks(files, file)
-            before = _confirm(files, file, moved=moved, yes=yes)
-            done = resolve_query(files, sinks, moved=moved, decided=False, patience_s=patience_s)
-            left = _listed_after(files, file)
-        else:
-            found = _listing_of_query(files, file)
-    if execute:
-        show_done(done, before, left, form)
-    else:
-        _show_listing(found, _SWEEP, form)
-
-
-def _sweep_without_log(
-    query: str, reason: str, file: OperatorFile, *, execute: bool, yes: bool, patience_s: float, form: OutputFormat
-) -> None:
     from sparkonce.operate.resolve import abort_all
     from sparkonce.operate.systems import sink_of
     from sparkonce.operate.transactions import list_open
 
-    short, systems = query_in(query), list(file.systems.values())
-    file = file.of_query(short)
+    file, short = _file(config), query_in(query)
+    systems, file = list(file.systems.values()), file.of_query(short)
     system_of = {name: str(arguments.get("system", name)) for name, arguments in file.sinks.items()}
     found = list_open(systems).of_query(short).on(system_of.values())
     if not execute:
-        _show_listing(found, _ALL, form)
+        show([one.plain() for one in found.found], form, lambda to, _: _show_plan(to, found.found, _ALL))
+        exit_if_silent(found)
         return
     exit_if_silent(found)
-    if not reason.strip():
+    if not accept_loss.strip():
         raise ConfigurationError(
             "Without the checkpoint nobody knows what was decided: rows may be lost.",
             next_step="Look for the checkpoint, or a copy. If both are gone, give --accept-loss with the reason.",
@@ -403,24 +292,24 @@ def _sweep_without_log(
         raise ConfigurationError(
             "The file names no sinks of the query.", next_step="Write them under `sinks:`, with their arguments."
         )
-    _ask(
-        found,
-        _ALL,
-        "Rows of batches that were decided and not committed yet are permanently lost, and a driver that still runs "
-        "this query fails. Continue?",
-        yes=yes,
-    )
+    if not yes:
+        _ask(
+            found,
+            _ALL,
+            "Rows of batches that were decided and not committed yet are permanently lost, and a driver that still "
+            "runs this query fails. Continue?",
+        )
     ended = {}
     for name, sink in sinks.items():
         open_there = [one.found for one in found.on([system_of[name]]).found]
         ended[name] = dict(abort_all(short, sink, open_there, patience_s=patience_s))
         typer.echo(f"{name}: {ended[name] or 'nothing was open'}", err=True)
     left = list_open(systems).of_query(short)
-    value = {"query": short, "reason": reason, "ended": ended, "open": [one.plain() for one in left.found]}
+    value = {"query": short, "reason": accept_loss, "ended": ended, "open": [one.plain() for one in left.found]}
     rows = [(name, ", ".join(f"{count:,} {how}" for how, count in one.items()) or "-") for name, one in ended.items()]
 
     def _table(to: Any, _wide: bool) -> None:
-        print_pairs(to, [("query", short), ("reason", reason), *rows])
+        print_pairs(to, [("query", short), ("reason", accept_loss), *rows])
         _show_open(to, left.found, _ALL)
 
     show(value, form, _table)
@@ -553,22 +442,15 @@ def _confirm(files: "CheckpointFiles", file: OperatorFile, *, moved: bool, yes: 
     else:
         _show_plan(console(stderr=True), found.found, _RESOLVE)
         return found
-    _ask(found, _RESOLVE, question, yes=False)
+    _ask(found, _RESOLVE, question)
     return found
 
 
-def _ask(found: "Listing", todo: Mapping[str, str], question: str, *, yes: bool) -> None:
-    if yes:
-        return
+def _ask(found: "Listing", todo: Mapping[str, str], question: str) -> None:
     _show_plan(console(stderr=True), found.found, todo)
     for name, error in found.silent.items():
         typer.echo(f"{name} did not answer: {error.lines()[0]}", err=True)
     typer.confirm(question, abort=True, err=True)
-
-
-def _show_listing(found: "Listing", todo: Mapping[str, str], form: OutputFormat) -> None:
-    show([one.plain() for one in found.found], form, lambda to, _: _show_plan(to, found.found, todo))
-    exit_if_silent(found)
 
 
 def _show_plan(to: Any, found: "Sequence[OpenTransaction]", todo: Mapping[str, str]) -> None:
@@ -589,7 +471,7 @@ def _show_open(to: Any, left: "Sequence[OpenTransaction]", todo: Mapping[str, st
 
 
 def show_done(done: "Resolved", before: "Listing", left: "Listing", form: OutputFormat) -> None:
-    """Shows the result of `resolve` or `sweep`, and the next step. Exits with 1 if something is left.
+    """Shows the result of `resolve`, and the next step. Exits with 1 if something is left.
 
     ``before`` and ``left`` list the open transactions before and after.
     """

@@ -5,5 +5,4 @@
 - ``transactions``: lists open transactions on the servers, with the log's verdict on each
 - ``resolve``: ends a query's open transactions, according to its log, or without a log if the checkpoint is gone
 - ``doctor``: runs the checks of a start
-- ``java``: finds the Java that Spark runs on
 """

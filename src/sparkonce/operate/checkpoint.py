@@ -29,7 +29,7 @@ from sparkonce.storage.spark_checkpoint import SparkCheckpoint
 from sparkonce.watch.timeline import TimelineReader
 
 OPERATOR = "operator-"
-"""The prefix of the run id in claims by ``transactions resolve`` and ``sweep``, which are not Spark runs."""
+"""The prefix of the run id in claims by ``transactions resolve``, which are not Spark runs."""
 
 _MAY_BE_REFUSED = "Restore the checkpoint and the log together, from one copy that was made while no driver ran."
 

@@ -86,7 +86,6 @@ def resolve(
     *,
     moved: bool = False,
     accept_lost: Mapping[str, int] | None = None,
-    decided: bool = True,
     on_conflict: str = "",
     patience_s: float = 60.0,
 ) -> Resolved:
@@ -100,7 +99,6 @@ def resolve(
         sinks: The query's sinks, by name. To finish a decided batch, all sinks with transactions in it are required.
         moved: Like ``checkpoint_moved`` of `sparkonce.ExactlyOnce`.
         accept_lost: Like ``accept_lost_batches`` of `sparkonce.ExactlyOnce`.
-        decided: False to raise an error if a decided batch may be unfinished.
         on_conflict: See `SqlSink.decided_conflicts`; empty to leave conflicting rows staged.
         patience_s: How long to wait for an unreachable system, in seconds.
 
@@ -112,9 +110,7 @@ def resolve(
     _let_conflict(sinks, on_conflict)
     for _ in range(_TRIES):
         try:
-            done = _tried(
-                files, sinks, moved=moved, accept_lost=accept_lost or {}, decided=decided, patience_s=patience_s
-            )
+            done = _tried(files, sinks, moved=moved, accept_lost=accept_lost or {}, patience_s=patience_s)
         except RefusedBatchError:  # A driver that is still running may have decided a batch since then.
             if _refused(*_point(files), moved=moved) is not None:
                 raise
@@ -158,7 +154,6 @@ def _tried(
     *,
     moved: bool,
     accept_lost: Mapping[str, int],
-    decided: bool,
     patience_s: float,
 ) -> Resolved | None:
     """Makes one attempt. Returns None if another run claimed the query while servers were being queried."""
@@ -166,7 +161,7 @@ def _tried(
     if (refused := _refused(found, point, moved=moved)) is not None:
         raise refused
     check_accepted(accept_lost, point.next_batch().number)
-    _check_sinks(point, sinks, decided=decided)
+    _check_sinks(point, sinks)
     log = DecisionLog(files)  # Reading creates no folders, but a run may need them.
     run = OperatorRun(
         run=f"{OPERATOR}{uuid.uuid4()}",
@@ -182,7 +177,7 @@ def _tried(
         claimed, point = point.view.newest_run, ResumePoint.of(files, read_log(log, point.view))
         if point.view.newest_run != claimed:
             return None
-        _check_sinks(point, sinks, decided=decided)
+        _check_sinks(point, sinks)
         asked = point.next_batch()
         first = BatchAsked(batch=asked.number, offsets=asked.offsets, previous_offsets=asked.previous_offsets)
         handover = run.begin_batch(first)
@@ -253,7 +248,7 @@ def _refused(log: DecisionLog, point: ResumePoint, *, moved: bool) -> SparkonceE
     return None if stop is None else stop_error(stop, point.next_batch().number)
 
 
-def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *, decided: bool) -> None:
+def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink]) -> None:
     """Checks, before the claim, that no required sink is missing."""
     if not sinks:
         raise ConfigurationError(
@@ -267,11 +262,6 @@ def _check_sinks(point: ResumePoint, sinks: Mapping[str, TwoPhaseCommitSink], *,
     decision = point.view.decision(batch)
     if decision is None:
         return
-    if not decided:
-        raise ConfigurationError(
-            f"Batch {batch} is decided and may not be finished, so it has to be committed.",
-            next_step="Run sparkonce transactions resolve, or start the query.",
-        )
     needed = {handle.sink for handle in decision.handles if handle.transaction}
     if missing := sorted(needed - sinks.keys()):
         raise ConfigurationError(

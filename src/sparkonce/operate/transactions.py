@@ -147,15 +147,6 @@ def list_blocking(
     )
 
 
-def describe_foreign(systems: Sequence[NamedSystem], name: str) -> Listing:
-    """Finds another application's open transaction on all Kafka systems, by its transactional id."""
-    from sparkonce.sinks.kafka import orphans
-
-    answers, silent = _ask_all(_of_kafka(systems), lambda one: orphans.find_open(one.settings, name))
-    found = [judge(system, one, None) for system, one in answers.items() if one is not None]
-    return Listing(found=found, silent=silent)
-
-
 def targets_of(view: LogView) -> set[Target]:
     """Returns the topics of the Kafka sinks in a query's newest run, each with its cluster's id."""
     newest = view.newest_run

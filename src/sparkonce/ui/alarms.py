@@ -78,7 +78,7 @@ def _stopped(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the run has stopped",
                 says=query.says,
                 next_step=query.next_step or "Remove the cause, and start the query again.",
-                command=_checkpoint("show", state, query),
+                command=_show(state, query),
             )
 
 
@@ -92,7 +92,7 @@ def _not_heard(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the driver has not been heard from",
                 says=f"{query.says} That is {shown_time(silent_s)} ago.",
                 next_step=f"Check if the driver runs on {query.host or 'its host'}. If not, start the query again.",
-                command=_checkpoint("show", state, query),
+                command=_show(state, query),
             )
 
 
@@ -108,7 +108,7 @@ def _slow(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: batch {query.batch} is taking long",
                 says=f"It has been at {query.phase!r} for {shown_time(takes_ms / 1000)}. {_usually(usual)}",
                 next_step="See what is open on the systems, and the driver's log.",
-                command=_transactions("list", state, query) if state.systems else _checkpoint("show", state, query),
+                command=_transactions("list", state, query) if state.systems else _show(state, query),
             )
 
 
@@ -124,7 +124,7 @@ def _refused(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the next start {query.next_start}",
                 says=query.next_says,
                 next_step=query.next_start_step,
-                command=_checkpoint("check", state, query),
+                command=_show(state, query),
             )
 
 
@@ -137,7 +137,7 @@ def _unreadable(state: PageState) -> Iterator[Alarm]:
                 title=f"{query.name}: the checkpoint cannot be read",
                 says=query.error or f"Its store has not answered for {shown_time(query.silent_s)}.",
                 next_step=query.error_step or "Check that the store can be reached from this machine.",
-                command=_checkpoint("show", state, query),
+                command=_show(state, query),
             )
 
 
@@ -161,7 +161,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
             title=f"{system.name}: a transaction is {_NEAR[one.age_s > VERY_OLD * one.timeout_s]}",
             says=f"{one.name} has been open for {shown_time(one.age_s)} of {shown_time(one.timeout_s)}. {ends}{loss}",
             next_step=next_step_of(one.kind, LogVerdict(one.verdict), one.name),
-            command=_transactions("describe", state, _query_of(state, one), one.name),
+            command=_transactions("list", state, _query_of(state, one)),
         )
     for query in () if all_answer else state.queries:  # A system's answer takes precedence over a driver's report.
         opened_ms, timeout_ms = query.in_doubt.opened_ms, query.timeout_ms
@@ -176,7 +176,7 @@ def _old(state: PageState) -> Iterator[Alarm]:
                 says=f"The oldest of batch {query.batch} was opened {shown_time(age_ms / 1000)} ago. "
                 f"The shortest timeout is {shown_time(timeout_ms / 1000)}.",
                 next_step="If the driver does not run, start the query again.",
-                command=_transactions("list", state, query) if state.systems else _checkpoint("show", state, query),
+                command=_transactions("list", state, query) if state.systems else _show(state, query),
             )
 
 
@@ -193,13 +193,14 @@ def _unknown(state: PageState) -> Iterator[Alarm]:
             next_step="Find out which copy of the checkpoint is the newest."
             if query is not None
             else f"Give this page the checkpoint of query {one.query}, too.",
-            command=_transactions("describe", state, query, one.name),
+            command=_transactions("list", state, query),
         )
 
 
 def _blocking(state: PageState) -> Iterator[Alarm]:
     for system, one in _open(state):
-        blocked = [f"{part.topic}-{part.partition}" for part in one.partitions if part.blocks]
+        parts = [part for part in one.partitions if part.blocks]
+        blocked = [f"{part.topic}-{part.partition}" for part in parts]
         if one.verdict != LogVerdict.FOREIGN.value or not blocked or one.age_s < STRANGE_S:
             continue
         more = f" and {len(blocked) - 1} more partitions" if len(blocked) > 1 else ""
@@ -213,7 +214,7 @@ def _blocking(state: PageState) -> Iterator[Alarm]:
                 f"{blocked[0]}{more} see no rows after its first one.{ends}"
             ),
             next_step=next_step_of(one.kind, LogVerdict.FOREIGN, one.name),
-            command=_transactions("describe", state, None, one.name),
+            command=_transactions("blocking", state, None, f"--topic {shlex.quote(parts[0].topic)}"),
         )
 
 
@@ -255,8 +256,8 @@ def _usually(usual: Usual | None) -> str:
     )
 
 
-def _checkpoint(command: str, state: PageState, query: ShownQuery) -> str:
-    return f"sparkonce checkpoint {command} {shlex.quote(query.location)}{' --moved' if state.moved else ''}"
+def _show(state: PageState, query: ShownQuery) -> str:
+    return f"sparkonce checkpoint show {shlex.quote(query.location)}{' --moved' if state.moved else ''}"
 
 
 def _transactions(command: str, state: PageState, query: ShownQuery | None, *more: str) -> str:

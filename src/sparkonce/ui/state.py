@@ -38,7 +38,7 @@ RATE_OVER_MS = 300_000
 LONGER_THAN_USUAL = 3
 """A phase takes unusually long if it takes this many times its usual duration."""
 
-_CLAIMED = "The run had just claimed the log when it was last heard from. An operator's resolve or sweep does so, too."
+_CLAIMED = "The run had just claimed the log when it was last heard from. An operator's resolve does so, too."
 
 
 class QueryState(str, Enum):

@@ -14,7 +14,7 @@ from sparkonce.protocol.ownership import TransactionalId
 from sparkonce.sinks._shared.orphans import Orphan, parse_line, run_of, shown
 from sparkonce.sinks.kafka.blocking import BEING_ENDED as STATE_BEING_ENDED
 from sparkonce.sinks.kafka.blocking import OpenPart, names_of, open_parts, readable_and_end
-from sparkonce.sinks.kafka.outcomes import NONE, TRANSACTIONAL_ID_NOT_FOUND, BrokerAnswer, Description, KafkaTransaction
+from sparkonce.sinks.kafka.outcomes import NONE, BrokerAnswer, Description, KafkaTransaction
 from sparkonce.sinks.kafka.settings import admin_settings
 from sparkonce.sinks.kafka.transaction_client import (
     Partition,
@@ -121,22 +121,6 @@ def list_open(settings: str | Mapping[str, Any]) -> list[KafkaOrphan]:
         raise _unanswered(parsed, missing)
     found = [_orphan(view) for view in views]
     return sorted((one for one in found if one.query), key=lambda orphan: -orphan.age_s)
-
-
-def find_open(settings: str | Mapping[str, Any], name: str) -> KafkaOrphan | None:
-    """Returns the open transaction of a transactional id, of any application; None if there is none.
-
-    Raises:
-        ConfigurationError: If a setting does not exist.
-        PreflightError: If its coordinator does not answer, or this user may not see it.
-    """
-    with _asking(settings) as (client, parsed, deadline_s):
-        (view,) = client.describe_transactions([KafkaTransaction(name, -1, -1)], deadline_s=deadline_s)
-    if isinstance(view, Description):
-        return _orphan(view) if view.state.startswith(("Ongoing", STATE_BEING_ENDED)) else None
-    if view.code == TRANSACTIONAL_ID_NOT_FOUND:
-        return None
-    raise _unanswered(parsed, view)
 
 
 def list_held(settings: str | Mapping[str, Any], orphan: KafkaOrphan) -> list[HeldPartition]:

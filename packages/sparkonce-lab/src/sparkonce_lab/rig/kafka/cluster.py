@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkonce.errors import ConfigurationError, PreflightError
-from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.broker import CONTROLLER, PLAINTEXT, Broker
 from sparkonce_lab.rig.kafka.jars import KAFKA_VERSION, archive_flags, kafka_archive, kafka_jars
 from sparkonce_lab.rig.process import HOST, free_ports

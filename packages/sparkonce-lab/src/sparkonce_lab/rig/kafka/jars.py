@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
-from sparkonce.operate.java import find_java
 from sparkonce.packages import AVRO_MODULE, KAFKA_MODULE, SCALA, spark_packages
+from sparkonce_lab.rig.java import find_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import resolve
 from sparkonce_lab.rig.process import HOST, Server
 

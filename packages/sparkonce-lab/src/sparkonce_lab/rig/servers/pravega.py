@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sparkonce.operate.java import find_java
+from sparkonce_lab.rig.java import find_java
 from sparkonce_lab.rig.kafka.jars import resolve
 from sparkonce_lab.rig.process import HOST, Server, free_port
 
