@@ -83,13 +83,8 @@ def run(spark: SparkSession, server: RegistryServer, folder: Path, rows: int, ro
         "bare from_avro(substring(value, 6))": column(from_avro(F.substring("value", 6, 1 << 30), json.dumps(ORDER))),
         "from_registry_avro": column(from_registry_avro("value", **of)),
         f"  {VERSIONS} versions": column(from_registry_avro("value", registry=registry, subject="many-value")),
-        "  on_error=dead-letter, later_ids=stop": column(
-            from_registry_avro("value", on_error="dead-letter", later_ids="stop", **of)
-        ),
-        "  on_error=drop, later_ids=stop": lambda: decode_registry_avro(
-            records, on_error="drop", later_ids="stop", **of
-        ).select(*located, "record"),
-        "  later_ids=ask": column(from_registry_avro("value", later_ids="ask", **of)),
+        "  on_error=dead-letter": column(from_registry_avro("value", on_error="dead-letter", **of)),
+        "  on_error=drop": lambda: decode_registry_avro(records, on_error="drop", **of).select(*located, "record"),
     }
     encoding = {
         "bare to_avro, no header": column(to_avro(F.col("order"), json.dumps(ORDER))),

@@ -66,16 +66,6 @@ def test_the_latest_is_the_latest_though_schemas_are_kept(server, registry):
     assert registry.latest("orders-value").version == 2
 
 
-def test_the_subjects_of_an_id(server, registry):
-    shared, own = server.register("orders-value", V1), server.register("orders-value", V2)
-    assert server.register("others-value", V1) == shared
-    server.delete_version("orders-value", 1)
-    assert registry.subjects(shared) == ["orders-value", "others-value"]
-    assert registry.subjects(own) == ["orders-value"]
-    with pytest.raises(RegistryError, match=r"subjects of schema id 9.*40403"):
-        registry.subjects(9)
-
-
 def test_a_version_that_is_deleted_softly_is_still_read(server, registry):
     server.register("orders-value", V1)
     server.register("orders-value", V2)

@@ -50,7 +50,7 @@ def test_importing_needs_nothing_heavy():
         *("sparkonce.protocol.coordinator", "sparkonce.protocol.codec", "sparkonce.decision_log"),
         *("sparkonce.analysis.checkpoint", "sparkonce.analysis.explanation", "sparkonce.sink"),
         *("sparkonce.sinks.kafka", "sparkonce.sinks.sql.mysql", "sparkonce.testing.conformance"),
-        *("sparkonce.avro.registry", "sparkonce.avro.transcode", "sparkonce_lab.registry", "sparkonce_pravega"),
+        *("sparkonce.avro.registry", "sparkonce_lab.registry", "sparkonce_pravega"),
         "sparkonce_rabbitmq",
     ]
     found = {module: imported(f"import {module}") for module in light}
@@ -133,7 +133,7 @@ def test_a_job_with_kafka_imports_no_other_system():
 
 WITHOUT_CLIENTS = """
 import sys
-for name in ("pymysql", "psycopg", "redis", "boto3", "obstore", "hdfs_native", "fastavro", "prometheus_client"):
+for name in ("pymysql", "psycopg", "redis", "boto3", "obstore", "hdfs_native", "prometheus_client"):
     sys.modules[name] = None  # as if it were not installed
 from sparkonce import *
 import sparkonce.spark.formats.sources

@@ -15,7 +15,7 @@ from pyspark.sql.types import DataType
 
 from sparkonce.arguments import one_of, shown, texts
 from sparkonce.avro import module
-from sparkonce.avro.decode import ASK, STOP, Decoding
+from sparkonce.avro.decode import REFUSE, STOP, Decoding
 from sparkonce.avro.registry import SchemaRegistry
 from sparkonce.avro.schemas import (
     SubjectStrategy,
@@ -40,7 +40,7 @@ def from_registry_avro(
     registry: SchemaRegistry,
     reader: int | str | Path | Mapping[str, Any] | None = None,
     on_error: str = FAIL,
-    later_ids: str | None = None,
+    later_ids: str = STOP,
     located_by: Sequence[str] = LOCATED_BY,
     options: Mapping[str, str] | None = None,
 ) -> Column:
@@ -59,11 +59,9 @@ def from_registry_avro(
         on_error: What to do with values that cannot be decoded. ``fail``: the query stops, and the error names the
             record. ``dead-letter``: the result is a struct of ``record`` and ``dead_letter``, one of which is null;
             ``dead_letter`` has ``reason``, ``schema_id`` and ``value``. For ``drop``, see `decode_registry_avro`.
-        later_ids: What to do with a schema id that the subject does not have yet. ``stop``: the query stops. Its next
-            start reads such records in the JVM, if the schema is registered under the subject by then. ``ask``: a
-            Python worker queries the registry, and the query decodes such records as well. A record of another subject
-            is also decoded, if Python can resolve its schema to the reader's. Every record is then transferred to
-            Python, which has a cost. Defaults to ``stop`` for ``fail``, and ``ask`` otherwise.
+        later_ids: What to do with a schema id that the subject did not have when this call was made. ``stop``: the
+            query stops. Its next start reads such records, if the schema is registered under the subject by then.
+            ``refuse``: such a record counts as undecodable.
         located_by: The columns that identify a record in the error. If one of them is missing, Spark rejects the plan,
             and `decode_registry_avro` names it. Pass ``()`` for none.
         options: More options for ``from_avro``, such as ``recursiveFieldMaxDepth``.
@@ -79,8 +77,7 @@ def from_registry_avro(
             next_step="Use decode_registry_avro(df, on_error='drop', …).",
         )
     one_of("on_error", on_error, (FAIL, DEAD_LETTER))
-    if later_ids is not None:
-        one_of("later_ids", later_ids, (STOP, ASK))
+    one_of("later_ids", later_ids, (STOP, REFUSE))
     _check_registry(registry)
     subjects = texts("subject", [subject] if isinstance(subject, str) else subject, example="'orders-value', or a list")
     decoding = Decoding(
@@ -88,7 +85,7 @@ def from_registry_avro(
         subjects=list(subjects),
         registry=registry,
         reader=reader,
-        later_ids=later_ids or (STOP if on_error == FAIL else ASK),
+        later_ids=later_ids,
         located_by=located_by,
         options=options,
     )
@@ -240,7 +237,7 @@ def to_avro_file(column: Column | str, schema: str | Path | Mapping[str, Any]) -
 
 def _check_located(df: DataFrame, on_error: str, settings: Mapping[str, Any]) -> None:
     located_by = settings.get("located_by", LOCATED_BY)
-    if on_error != FAIL and settings.get("later_ids") != STOP:
+    if on_error != FAIL and settings.get("later_ids") == REFUSE:
         return  # Without such a column, errors cannot identify the record.
     missing = [name for name in located_by if not _has_column(df, name)]
     if missing:

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from sparkonce.avro import module
-from sparkonce.avro.later import DECODABLE, REASON, SchemaRequest, ask_registry
 from sparkonce.avro.registry import RegisteredSchema, SchemaRegistry
 from sparkonce.avro.schemas import HEADER_BYTES, may_be_null, parse, reader_envelope, schema_text, wire_header
 from sparkonce.avro.schemas import writer_envelope as envelope
 from sparkonce.errors import ConfigurationError
 
-STOP, ASK = "stop", "ask"
+STOP, REFUSE = "stop", "refuse"
 """The two ways to handle an id that the plan does not know."""
 
 
@@ -57,9 +56,7 @@ class Decoding:
         self._known = [known[schema_id] for schema_id in sorted(known, reverse=True)]
         self._schema, where = _reader_schema(reader, subjects, registry)
         module.check_readable(self._schema, where, self._options)
-        unknown = F.when(self._is_framed() & ~self._is_known(), value)
-        request = SchemaRequest(registry=registry, reader=self._schema, subjects=tuple(subjects))
-        self._answer = ask_registry(request)(unknown) if later_ids == ASK else None
+        self._later_ids = later_ids
         self._decoded = self._branches()
 
     def value_or_stop(self) -> Column:
@@ -83,18 +80,15 @@ class Decoding:
         for version in self._known:
             row = module.read(self._value, envelope(version.text), reader, self._options)
             decoded = decoded.when(_has_id(self._value, version), row)
-        if self._answer is None:
-            # Fail the query for any on_error: this may be a good record whose schema is newer than the plan.
-            why = F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
-            restart = (
-                f"If it is registered under {self._subjects} by now, start the query again, which then reads it; "
-                "nothing is lost. If it belongs to another subject, add that to subject=, or set later_ids='ask'. If "
-                "it belongs to none: later_ids='ask', and on_error='dead-letter' or 'drop'."
-            )
-            return decoded.otherwise(F.when(self._is_framed(), self._stop(why, restart)))
-        # The worker responds in the reader's own schema.
-        rewritten = F.when(F.startswith(self._answer, F.lit(DECODABLE)), self._answer)
-        return decoded.otherwise(module.read(rewritten, envelope(self._schema), reader, self._options))
+        if self._later_ids == REFUSE:
+            return cast(Column, decoded)
+        # Fail the query for any on_error: this may be a good record whose schema is newer than the plan.
+        restart = (
+            f"If it is registered under {self._subjects} by now, start the query again, which then reads it; nothing "
+            "is lost. If it belongs to another subject, add that to subject=. If it belongs to none: "
+            "later_ids='refuse', and on_error='dead-letter' or 'drop'."
+        )
+        return decoded.otherwise(F.when(self._is_framed(), self._stop(self._unknown(), restart)))
 
     def _has_failed(self) -> Column:
         """Returns True where a null record means that the value could not be decoded."""
@@ -111,11 +105,12 @@ class Decoding:
             F.lit("it is not a record of "), self._id_text(), F.lit(", or cannot be evolved to the reader's schema")
         )
         reason = F.when(~self._is_framed(), unframed)
-        if self._answer is not None:
-            has_reason = F.startswith(self._answer, F.lit(REASON))
-            message = F.decode(F.substring(self._answer, len(REASON) + 1, 1 << 20), "utf-8")
-            reason = reason.when(has_reason, message)
+        if self._later_ids == REFUSE:
+            reason = reason.when(~self._is_known(), self._unknown())
         return reason.otherwise(malformed)
+
+    def _unknown(self) -> Column:
+        return F.concat(self._id_text(), F.lit(f" was not one of {self._subjects} when the query started"))
 
     def _stop(self, why: Column, next_step: str) -> Column:
         at = [F.lit("at"), *self._where] if self._where else []

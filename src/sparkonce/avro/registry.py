@@ -129,15 +129,6 @@ class SchemaRegistry:
             raise
         return RegisteredSchema(id=schema_id, text=self._text(found, what))
 
-    def subjects(self, schema_id: int) -> list[str]:
-        """Returns the subjects that have the schema in any version, including soft-deleted ones.
-
-        Raises:
-            RegistryError: If the registry does not know the id, does not support the request, or does not respond.
-        """
-        what = f"the subjects of schema id {schema_id}"
-        return sorted(self._ask(what, lambda client: client.get_subjects_by_schema_id(schema_id, deleted=True)))
-
     def register(self, subject: str, text: str) -> int:
         """Registers a schema, unless it is already registered, and returns its id.
 
