@@ -99,7 +99,7 @@ def check(explanation: Explanation, level: str, says: str) -> None:
 
 
 @pytest.fixture
-def lines(spark, tmp_path):
+def lines(spark, tmp_path) -> DataFrame:
     write_lines(tmp_path / "in", "a.txt", ROWS)
     return read_lines(spark, tmp_path / "in")
 
@@ -274,7 +274,7 @@ def test_our_kafka_sink(lines, kafka):
 
 
 @pytest.fixture
-def rates(spark):
+def rates(spark) -> DataFrame:
     return spark.readStream.format("rate").option("rowsPerSecond", 3).load()
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -26,9 +25,7 @@ from sparkonce.sinks.memory.sink import MemorySink
 from sparkonce.source import Source, SourceFacts, registered
 from sparkonce.sources.groups import GroupOffsets
 from sparkonce.sources.offsets import rows_read
-from sparkonce.sources.topics import KafkaSource
 from sparkonce.spark.settings import checked_groups
-from sparkonce.spark.start.first_batch import warn_of_loops
 from sparkonce.spark.views import dead_letter_sinks
 from sparkonce.storage.local import LocalFiles
 
@@ -190,15 +187,6 @@ def test_offsets_go_into_its_transactions():
     for other in (PlainSink("mine"), OtherKafkaSink("mine", Guarantee.AT_LEAST_ONCE), OtherKafkaSink("another")):
         with pytest.raises(ConfigurationError, match="names no KafkaSink"):
             checked_groups(offsets, {other.name: other})
-
-
-def test_a_query_that_reads_its_topic_is_warned_of(caplog):
-    source = KafkaSource(options={"kafka.bootstrap.servers": "broker:9092"}, partitions={"totals": 3})
-    with caplog.at_level(logging.WARNING, "sparkonce"):
-        warn_of_loops([source], [PlainSink("mine")])
-        assert caplog.messages == []
-        warn_of_loops([source], [OtherKafkaSink("mine")])
-    assert "reads topic='totals', which its sink 'mine' writes to" in caplog.text
 
 
 def test_it_may_not_be_one_of_dead_letters():

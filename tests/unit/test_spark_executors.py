@@ -12,13 +12,13 @@ from pyspark import cloudpickle
 
 import sparkonce
 from sparkonce import FilesSink, KafkaSink, MySQLSink, PostgresSink, RedisSink, WriteAheadSink
-from sparkonce.errors import ConfigurationError, OutageError, PreflightError, PrepareError
+from sparkonce.errors import OutageError, PreflightError, PrepareError
 from sparkonce.needs import WorkerNeeds, addresses_of, files_of
 from sparkonce.sinks.files.names import ID
 from sparkonce.spark.python_worker import checked_first, needs_of
 from sparkonce.spark.shipped import ADDRESS, FILE, NEXT_STEPS, PACKAGE, Needs, build_of, lacking
 from sparkonce.spark.show.failures import short_error
-from sparkonce.spark.start.executors import _judge, _refuse_wheels
+from sparkonce.spark.start.executors import _judge
 from sparkonce.storage.hdfs import HdfsFiles
 from sparkonce.write_ahead import Applies
 from sparkonce_rabbitmq import RabbitMQ, RabbitMQStreamSink
@@ -195,35 +195,12 @@ def test_what_the_driver_used_on_its_own_machine_is_not_asked_for_there():
 def test_all_hosts_with_a_lack_are_told_and_how_to_ship():
     reports = [("b", PACKAGE, "no boto3"), ("a", FILE, "no ca"), ("a", PACKAGE, "no boto3"), ("c", "", "")]
     with pytest.raises(PreflightError) as refused:
-        _judge(reports * 2, ["/jobs/shop.whl"])
+        _judge(reports * 2)
     assert refused.value.message == (
-        "Executors are not as the driver needs them. On host 'a': no ca; no boto3; on host 'b': no boto3. "
-        "/jobs/shop.whl was shipped, but PySpark puts only .zip, .egg and .jar files on the path of Python workers, "
-        "and ignores a wheel."
+        "Executors are not as the driver needs them. On host 'a': no ca; no boto3; on host 'b': no boto3."
     )
     assert refused.value.next_step == f"{NEXT_STEPS[PACKAGE]} {NEXT_STEPS[FILE]}"
     assert refused.value.details["hosts"] == {"a": ["no ca", "no boto3"], "b": ["no boto3"]}
     with pytest.raises(PreflightError, match="on host 'c': x; on 2 more hosts"):
-        _judge([(host, FILE, "x") for host in "abcde"], [])
-    _judge([("c", "", "")], ["/jobs/shop.whl"])
-
-
-class Context:
-    def __init__(self, master: str, files: str | None) -> None:
-        self.master = master
-        self._files = files
-
-    def getConf(self) -> Context:
-        return self
-
-    def get(self, _: str, default: str) -> str:
-        return default if self._files is None else self._files
-
-
-def test_a_wheel_that_pyspark_ignores_is_refused_by_name():
-    context: Any = Context("spark://master:7077", "/jobs/shop.zip,/jobs/shop-1.whl")
-    with pytest.raises(ConfigurationError, match=r"--py-files\) names /jobs/shop-1\.whl: PySpark puts only") as refused:
-        _refuse_wheels(context)
-    assert "--archives" in refused.value.next_step
-    yarn: Any = Context("yarn", "/jobs/shop-1.whl")
-    _refuse_wheels(yarn)
+        _judge([(host, FILE, "x") for host in "abcde"])
+    _judge([("c", "", "")])

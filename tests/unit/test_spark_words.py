@@ -6,7 +6,6 @@ import errno
 import io
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,19 +15,14 @@ from pyspark import cloudpickle
 from pyspark.sql.connect.expressions import ColumnReference
 from pyspark.sql.connect.plan import DataSource, Join, LogicalPlan, NAFill, Unpivot
 
-from sparkonce import DeltaSink, FilesSink, KafkaSink
+from sparkonce import DeltaSink, FilesSink
 from sparkonce.errors import ConfigurationError
 from sparkonce.sinks.kafka.batch_producer import client_log
-from sparkonce.sinks.memory.server import MemoryServer
-from sparkonce.sinks.memory.sink import MemorySink
-from sparkonce.sources.topics import KafkaSource
 from sparkonce.spark import connect, query_end
 from sparkonce.spark.connect import check_can_connect
 from sparkonce.spark.exactly_once import ExactlyOnce
 from sparkonce.spark.plans import sources_of_client
 from sparkonce.spark.start.arguments import _options, check_session
-from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_repeats
-from sparkonce.spark.views import Share
 from sparkonce.storage.local import LocalFiles
 from sparkonce.watch import display  # noqa: F401 - imported because it sets the format
 
@@ -43,37 +37,6 @@ def test_a_program_that_leaves_its_query_alone_says_so(monkeypatch, is_active, i
     monkeypatch.setattr(query_end, "_started", [SimpleNamespace(isActive=is_active, name="totals", id="1")])
     query_end._say()
     assert said.getvalue().strip().endswith(says) if says else said.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("reads", "servers", "warns"),
-    [("totals", "other:1, Broker:9092", True), ("orders", "broker:9092", False), ("totals", "elsewhere:9092", False)],
-)
-def test_a_query_that_reads_what_it_writes_is_warned_of(caplog, reads, servers, warns):
-    source = KafkaSource(options={"kafka.bootstrap.servers": servers}, partitions={reads: 3})
-    warn_of_loops([source], [KafkaSink({"bootstrap.servers": "broker:9092"}, topic="totals")])
-    assert [record.message for record in caplog.records if "without end" in record.message] == (
-        [caplog.records[0].message] if warns else []
-    )
-
-
-def test_two_sinks_that_write_the_same_rows_to_one_topic_are_warned_of(caplog):
-    def shares(*views: Callable[[Any], Any] | None) -> list[Share]:
-        found: dict[object, dict[str, MemorySink]] = {}
-        for number, view in enumerate(views):
-            name = f"s{number}"
-            found.setdefault(view, {})[name] = MemorySink(MemoryServer(), name=name)
-        return [Share(view=view, sinks=sinks) for view, sinks in found.items()]
-
-    facts = {f"s{number}": {"prefix": f"p{number}", "cluster_id": "c", "topic": "t"} for number in range(2)}
-    warn_of_repeats(shares(None, None), facts)
-    (warning,) = caplog.records
-    assert "Sinks ['s0', 's1'] write the same rows to cluster_id='c', topic='t'" in warning.message
-    caplog.clear()
-    warn_of_repeats(shares(None, lambda df: df), facts)
-    warn_of_repeats(shares(None, None), {**facts, "s1": {**facts["s1"], "topic": "u"}})
-    warn_of_repeats(shares(None, None), {"s0": {"prefix": "a"}, "s1": {"prefix": "b"}})
-    assert caplog.records == []
 
 
 def test_options_of_sparks_own_sinks_are_refused():

@@ -32,7 +32,7 @@ from sparkonce.spark.settings import QuerySettings
 from sparkonce.spark.start.arguments import location_of
 from sparkonce.spark.start.checks import check_query, check_sources, input_offsets, needs_of_sources
 from sparkonce.spark.start.executors import check_executors
-from sparkonce.spark.start.first_batch import warn_of_loops, warn_of_mode, warn_of_repeats, warn_of_rows, warn_of_slots
+from sparkonce.spark.start.first_batch import warn_of_mode, warn_of_rows
 from sparkonce.spark.views import ShareSample
 from sparkonce.spark.work import SparkWork, check_plans
 from sparkonce.storage.spark_checkpoint import SparkCheckpoint
@@ -90,8 +90,6 @@ def check_servers(
     short = short_query(query or "0" * 12)
     facts = {name: sink.preflight(short, recorded.get(name)) for name, sink in settings.sinks.items()}
     warn_of_rows(sources, sinks, facts)
-    warn_of_loops(sources, sinks)
-    warn_of_repeats(settings.shares, facts)
     for group in settings.groups:
         with closing(GroupReporter(group)) as reporter:
             reporter.check(facts)
@@ -136,8 +134,6 @@ class ClassicRun:
         # Without the plan, any registered source may have produced the offsets. Consider all of them, because a
         # repeated batch must be grouped in the same way.
         self._others = [source for _, source in (all_registered() if plan is None else registered_sources(plan))]
-        if plan is not None and not settings.is_checked and self._checkpoint.is_unrecorded(0):
-            warn_of_slots(spark, plan, (), samples, sinks)
         self._arrow = ArrowBatches()
         self._cache = JvmCache()
         self.driver, self._topics = settings.begin_run(listener, run, query, files, sources, offsets or ())

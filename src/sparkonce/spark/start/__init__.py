@@ -2,6 +2,6 @@
 
 - ``arguments``: checks the session, DataFrame, trigger, options and checkpoint folder.
 - ``checks``: checks the query's sources, and that the checkpoint belongs to the query.
-- ``first_batch``: warns about expensive batches, and about rows that would be written twice.
+- ``first_batch``: warns about expensive first batches.
 - ``executors``: checks, with one small job, that executors have the driver's sparkonce and what sinks and sources need.
 """

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from sparkonce.driver.outage import Outage, is_store_outage
 from sparkonce.driver.start import ResumePoint, recorded_topics
 from sparkonce.errors import ConfigurationError, LogError
+from sparkonce.guarantees import Guarantee
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
 from sparkonce.spark.plans import kafka_sources, registered_sources
@@ -60,7 +61,8 @@ def check_sources(
         sources = ask_sources(found, is_first=is_first, is_limited=is_limited, delegated=delegated)
     check_partition_column(df, sources, samples, is_first=is_first)
     if is_first:
-        warn_of_slots(df.sparkSession, plan, sources, samples, sinks)
+        exact = sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks)
+        warn_of_slots(df.sparkSession, plan, samples, exact)
     elif found:
         with closing(SourceTopics(found)) as topics:
             topics.check_ends(recorded_topics(point.view), before, newest)

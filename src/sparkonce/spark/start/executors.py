@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
-from sparkonce.errors import ConfigurationError, PreflightError, SparkonceError
+from sparkonce.errors import PreflightError, SparkonceError
 from sparkonce.jvm import is_connect
 from sparkonce.needs import WorkerNeeds
 from sparkonce.sink import TwoPhaseCommitSink
@@ -18,17 +17,11 @@ from sparkonce.spark.python_worker import is_local, needs_of
 from sparkonce.spark.shipped import NEXT_STEPS, REPORT, Needs, reporter
 from sparkonce.spark.show.failures import is_stop, message_and_next, short_error
 
-if TYPE_CHECKING:
-    from pyspark import SparkContext
-
 logger = logging.getLogger("sparkonce")
 
 ANSWER_WITHIN_S = 120.0
 """The time limit of the job. An executor that joins later is checked by its first task."""
 _MOST_HOSTS = 3
-_PY_FILES = "spark.submit.pyFiles"
-_WHEEL = ".whl"
-_IGNORED = "PySpark puts only .zip, .egg and .jar files on the path of Python workers, and ignores a wheel"
 
 _proven: set[tuple[str, str]] = set()
 """The local applications, and the needs, that have already been checked: their only executor does not change."""
@@ -39,17 +32,16 @@ def check_executors(
 ) -> None:
     """Checks that the executors match the driver, and have what the sinks' writers and Python sources need."""
     if is_connect(spark):
-        _judge(_ask(spark, needs_of(sinks, str(spark.conf.get("spark.master", "")), sources), None), ())
+        _judge(_ask(spark, needs_of(sinks, str(spark.conf.get("spark.master", "")), sources), None))
         return
     context = spark.sparkContext
-    _refuse_wheels(context)
     needs = needs_of(sinks, context.master, sources)
     proof = (context.applicationId, repr(needs))
     if proof in _proven:
         return
     # Spark offers each executor one task before it offers any a second one.
     found = _ask(spark, needs, max(len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1, 1))
-    _judge(found, _wheels(context.listFiles))
+    _judge(found)
     if is_local(context.master) and found:
         _proven.add(proof)
 
@@ -99,7 +91,7 @@ def _failure(error: Exception) -> SparkonceError:
     return PreflightError(f"The executors cannot be used. {message}", next_step=next_step)
 
 
-def _judge(reports: Collection[tuple[str, str, str]], wheels: Sequence[str]) -> None:
+def _judge(reports: Collection[tuple[str, str, str]]) -> None:
     hosts: dict[str, list[str]] = {}
     kinds = {kind for _, kind, _ in reports}
     for host, kind, text in sorted(set(reports)):
@@ -110,26 +102,8 @@ def _judge(reports: Collection[tuple[str, str, str]], wheels: Sequence[str]) -> 
     named = [f"host {host!r}: {'; '.join(lacks)}" for host, lacks in list(hosts.items())[:_MOST_HOSTS]]
     if more := len(hosts) - len(named):
         named.append(f"{more} more hosts")
-    ignored = f" {wheels[0]} was shipped, but {_IGNORED}." if wheels else ""
     raise PreflightError(
-        f"Executors are not as the driver needs them. On {'; on '.join(named)}.{ignored}",
+        f"Executors are not as the driver needs them. On {'; on '.join(named)}.",
         next_step=" ".join(step for kind, step in NEXT_STEPS.items() if kind in kinds),
         hosts=hosts,
     )
-
-
-def _refuse_wheels(context: SparkContext) -> None:
-    py_files = context.getConf().get(_PY_FILES, "") or ""
-    # YARN puts each of these files on the workers' path.
-    if (wheels := _wheels(py_files.split(","))) and context.master != "yarn":
-        raise ConfigurationError(
-            f"{_PY_FILES} (--py-files) names {', '.join(wheels)}: {_IGNORED}.",
-            next_step=(
-                "Install the wheel in the executors' environment, or ship that with --archives. See docs/deploying.md."
-            ),
-            setting=_PY_FILES,
-        )
-
-
-def _wheels(files: Iterable[str]) -> list[str]:
-    return [file for file in files if file.lower().endswith(_WHEEL)]

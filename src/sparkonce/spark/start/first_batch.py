@@ -1,19 +1,18 @@
-"""Warns about expensive batches and duplicate rows: too many slots, too many rows, loops, repeated targets."""
+"""Warns about expensive first batches (too many slots or rows), and about a column that would choose partitions."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkonce.errors import PreflightError
-from sparkonce.guarantees import Guarantee
 from sparkonce.jvm import class_name, items
 from sparkonce.sink import Facts, TwoPhaseCommitSink
-from sparkonce.spark.plans import LITERAL_ROWS, SHUFFLES, is_leaf, nodes, source_of
-from sparkonce.spark.views import Share, ShareSample
+from sparkonce.spark.plans import STATEFUL, nodes, source_of
+from sparkonce.spark.views import ShareSample
 
 if TYPE_CHECKING:
     from sparkonce.sources.topics import KafkaSource
@@ -25,8 +24,11 @@ SLOW_ROWS_PER_S = 5_000
 
 _COLUMN = "partition"
 
-_TARGET = ("cluster_id", "topic", "system", "server", "database", "schema", "table")
-"""The facts that determine where a sink's rows go."""
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_SHUFFLED = {*STATEFUL, "Join"} - {"GlobalLimit"}
+_SPREAD_AGAIN = {"GlobalLimit", "RebalancePartitions", "Repartition", "RepartitionByExpression"}
+"""The operators after which the number of slots is not that of the shuffle."""
+_SLOTS_A_CORE, _GOOD_A_CORE, _ALWAYS_FINE = 4, 2, 16
 
 
 def check_partition_column(
@@ -94,46 +96,27 @@ def warn_of_mode(output_mode: str) -> None:
         )
 
 
-def warn_of_slots(
-    spark: SparkSession,
-    plan: Any,
-    sources: Sequence[KafkaSource],
-    samples: Sequence[ShareSample],
-    sinks: Sequence[TwoPhaseCommitSink],
-) -> None:
-    """Warns if the batches will have far more slots than there are cores, see `warn_of_many`."""
-    try:
-        slots = _slots(spark, plan, sources, samples)
-        if slots is not None:
-            warn_of_many(spark, slots, sum(sink.guarantee is Guarantee.EXACTLY_ONCE for sink in sinks))
-    except Exception as error:  # noqa: BLE001 - Spark's internals may change; then there is no warning
-        logger.debug("The number of a batch's slots is unknown: %s", error)
-
-
-def _slots(
-    spark: SparkSession, plan: Any, sources: Sequence[KafkaSource], samples: Sequence[ShareSample]
-) -> int | None:
-    """Returns the largest number of slots of any sink; None if the plan does not show it."""
-    shuffled = int(spark.conf.get(SHUFFLE_PARTITIONS, "200") or 200)
-
-    def of_source(leaf: Any) -> int | None:
-        options = source_of(leaf).options
-        return next((_read_by(source) for source in sources if source.options == options), None)
-
-    batch = slots_of(plan, shuffled, of_source)
-
-    def of_batch(leaf: Any) -> int | None:
-        return batch if class_name(leaf) in LITERAL_ROWS else None
-
-    numbers = [
-        batch if one.share.view is None else slots_of(analyzed(one.frame), shuffled, of_batch) for one in samples
-    ]
-    return max((number for number in numbers if number is not None), default=None)
-
-
-def _read_by(source: KafkaSource) -> int | None:
-    """Returns how many tasks read a source; None if that is unknown."""
-    return max(sum(source.partitions.values()), int(source.options.get("minpartitions", "0"))) or None
+def warn_of_slots(spark: SparkSession, plan: Any, samples: Sequence[ShareSample], sinks: int) -> None:
+    """Warns if a shuffle makes far more slots than there are cores: each slot is a task and a transaction."""
+    views = [analyzed(one.frame) for one in samples if one.share.view is not None]
+    operators = [node for node in nodes(plan) if node.isStreaming()] + [node for one in views for node in nodes(one)]
+    # A stream that is joined with a table may not be shuffled, and an aggregate of all rows is one slot.
+    kinds = {
+        class_name(node)
+        for node in operators
+        if class_name(node) != "Join" or all(child.isStreaming() for child in items(node.children()))
+    }
+    is_global = any(class_name(node) == "Aggregate" and node.groupingExpressions().isEmpty() for node in operators)
+    slots, cores = int(spark.conf.get(_PARTITIONS, "200") or 200), int(spark.sparkContext.defaultParallelism)
+    if not kinds & _SHUFFLED or kinds & _SPREAD_AGAIN or is_global or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
+        return
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false").lower() != "true":
+        logger.warning(
+            "Each batch of this query has %d slots (%s=%d), and this Spark has %d cores: that is %d tasks, and up to "
+            "%d transactions, however few the rows are. Next: Set %s=%d, or another number that fits the rows, before "
+            "the query's first batch: its checkpoint keeps the number.",
+            *(slots, _PARTITIONS, slots, cores, slots, slots * max(sinks, 1), _PARTITIONS, _GOOD_A_CORE * cores),
+        )
 
 
 def warn_of_rows(
@@ -154,112 +137,6 @@ def warn_of_rows(
     )
 
 
-def warn_of_loops(sources: Sequence[KafkaSource], sinks: Sequence[TwoPhaseCommitSink]) -> None:
-    """Warns if the query reads the topic that it writes to: each batch is then input to the next one."""
-    for sink in sinks:
-        servers = _addresses((sink.kafka_settings or {}).get("bootstrap.servers"))
-        if any(
-            sink.target_name in source.partitions
-            and servers & _addresses(source.options.get("kafka.bootstrap.servers"))
-            for source in sources
-        ):
-            logger.warning(
-                "The query reads topic=%r, which its sink %r writes to: what a batch writes is input of a later batch, "
-                "without end. Next: Write to another topic, unless the query leaves out the rows that it has written.",
-                *(sink.target_name, sink.name),
-            )
-
-
-def _addresses(servers: object) -> set[str]:
-    return {one.strip().lower() for one in str(servers or "").split(",")} - {""}
-
-
-def warn_of_repeats(shares: Sequence[Share], facts: Mapping[str, Facts]) -> None:
-    """Warns if two sinks write the same rows to one topic or table, which would then contain each row twice."""
-    for share in shares:
-        targets: dict[tuple[tuple[str, str], ...], list[str]] = {}
-        dead_letters = set(share.dead_letters.values())
-        for name in share.sinks.keys() - dead_letters:
-            target = tuple((fact, facts[name][fact]) for fact in _TARGET if fact in facts[name])
-            if {"topic", "table"} & dict(target).keys():
-                targets.setdefault(target, []).append(name)
-        for target, names in targets.items():
-            if len(names) > 1:
-                logger.warning(
-                    "Sinks %s write the same rows to %s: each row is there %d times. Next: Keep one of them, or give "
-                    "each its own view: ExactlyOnce({sink: view, …}).",
-                    *(sorted(names), ", ".join(f"{fact}={value!r}" for fact, value in target), len(names)),
-                )
-
-
 def analyzed(df: DataFrame) -> Any:
     """Returns a DataFrame's analyzed plan."""
     return df._jdf.queryExecution().analyzed()
-
-
-SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-
-_SLOTS_A_CORE = 4
-
-_ALWAYS_FINE = 16
-
-_GOOD_A_CORE = 2
-
-_DYNAMIC = "spark.dynamicAllocation.enabled"
-
-
-def slots_of(plan: Any, shuffled: int, of_leaf: Callable[[Any], int | None]) -> int | None:
-    """Returns the number of tasks in the last stage of a plan.
-
-    Args:
-        plan: Spark's analyzed ``LogicalPlan``.
-        shuffled: The value of ``spark.sql.shuffle.partitions``.
-        of_leaf: Returns the number of partitions of a streaming leaf; None if it is unknown.
-
-    Returns:
-        The number of tasks; None if the plan alone does not show it.
-    """
-    kind = class_name(plan)
-    if kind == "WithCTE":  # the definitions come first
-        return slots_of(plan.plan(), shuffled, of_leaf)
-    if kind == "Repartition":
-        below_it = None if plan.shuffle() else slots_of(plan.child(), shuffled, of_leaf)
-        return min(int(plan.numPartitions()), below_it or int(plan.numPartitions()))
-    if kind in ("RepartitionByExpression", "RebalancePartitions"):
-        wanted = plan.optNumPartitions()
-        return int(wanted.get()) if wanted.isDefined() else shuffled
-    if kind == "GlobalLimit" or (kind == "Aggregate" and plan.groupingExpressions().isEmpty()):
-        return 1
-    streamed = [child for child in items(plan.children()) if child.isStreaming()] or list(items(plan.children()))
-    if kind in SHUFFLES and (kind != "Join" or len(streamed) > 1):
-        return shuffled
-    if is_leaf(plan):
-        return of_leaf(plan)
-    below = [slots_of(child, shuffled, of_leaf) for child in streamed]
-    if kind == "Union":
-        known = [number for number in below if number is not None]
-        return sum(known) if len(known) == len(below) else None
-    return below[0] if below else None
-
-
-def warn_of_many(spark: SparkSession, slots: int, sinks: int) -> None:
-    """Warns if a batch has far more slots than cores: each slot is a task and a transaction, with few rows."""
-    cores = int(spark.sparkContext.defaultParallelism)
-    if spark.conf.get(_DYNAMIC, "false").lower() == "true" or slots <= max(_SLOTS_A_CORE * cores, _ALWAYS_FINE):
-        return
-    shuffled = slots == int(spark.conf.get(SHUFFLE_PARTITIONS, "200"))
-    good = _GOOD_A_CORE * cores
-    setting = f"{SHUFFLE_PARTITIONS}={good}"
-    logger.warning(
-        "Each batch of this query has %d slots%s, and this Spark has %d cores: that is %d tasks, and up to %d "
-        "transactions, however few the rows are. Next: %s.",
-        slots,
-        f" ({SHUFFLE_PARTITIONS}={slots})" if shuffled else "",
-        cores,
-        slots,
-        slots * max(sinks, 1),
-        f"Set {setting}, or another number that fits the rows, before the query's first batch: its checkpoint keeps "
-        "the number"
-        if shuffled
-        else f"Give the sink fewer of them, for example by repartition({good}, …)",
-    )
