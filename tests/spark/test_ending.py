@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import gc
-import io
-import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
 
 import pytest
 from pyspark.sql import functions as F
-from rich.console import Console
 
-from conformance.folder_sink import FolderSink
 from eventually import eventually
 from spark.in_process import LIMIT_S, MARKS, CrashError, crash_at
 from sparkonce import ExactlyOnce, KafkaSink, await_end
 from sparkonce.errors import PrepareError
 from sparkonce.protocol.state import Phase
-from sparkonce.watch.display import ProgressDisplay, Screen
 from startup import jvm_flags
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("travels")]
@@ -66,28 +60,6 @@ def test_where_a_query_goes_on_is_said(stream, caplog):
     assert [line for line in caplog.messages if line.startswith("batch=1 committed") and " recovered in " in line]
     stream.run()
     assert "Resuming after batch 2." in caplog.messages
-
-
-def test_what_spark_says_of_a_kafka_source_is_seen(stream, tmp_path):
-    file = io.StringIO()
-    screen = Screen(Console(file=file, force_terminal=True, width=120))
-    kept = FolderSink(tmp_path / "sink")
-    once = ExactlyOnce(kept, checkpoint=str(tmp_path / "cp"))
-    once.listener.display = ProgressDisplay(None, screen)
-    query = once.start(stream.records(400).selectExpr("cast(value as bigint) as number"), query_name="totals")
-    try:
-        eventually(lambda: len(once.progress()) == 3, "all batches are committed")
-        idle = re.compile("waiting for data to arrive.*200 rows read")
-        eventually(lambda: idle.search(once.listener.display.line()), "Spark says that it is idle")
-        assert ", 0 behind  ·  3 committed, the last" in once.listener.display.line()
-        first = ProgressDisplay(None, screen)
-        first.show_query("", json.loads(query._jsq.recentProgress()[0].json()))
-        assert "400 rows read" in first.line()
-        assert ", 150 behind" in first.line()
-    finally:
-        query.stop()
-    eventually(lambda: screen._live is None, "the line is taken away")
-    gc.collect()
 
 
 @pytest.mark.slow

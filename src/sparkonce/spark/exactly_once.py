@@ -75,8 +75,8 @@ class ExactlyOnce:
         listener: Called at the start of each phase of a batch, with the phase and the batch's number.
         timeline: Set it to False to write no timeline into the checkpoint. ``sparkonce ui`` shows recent batches from
             it.
-        display: True shows progress on standard error: a single updating line on a terminal, otherwise one line per
-            batch. By default, once logging is configured, the lines go only to the logger ``sparkonce``.
+        display: True writes a line per batch to standard error. By default, once logging is configured, the lines go
+            only to the logger ``sparkonce``.
 
     Raises:
         ConfigurationError: If a setting is wrong.
@@ -169,28 +169,27 @@ class ExactlyOnce:
         """
         self._check_is_not_running(df)
         check_name(df, query_name)
-        with self.listener.display.starting(query_name):
-            keywords = None if trigger is None else trigger_keywords(trigger)
-            check_frame(df)
-            if is_connect(df):
-                check_can_connect(self.sinks, self._settings.rows_per_slot)
-            writer = new_writer(
-                df,
-                checkpoint=self.checkpoint,
-                output_mode=output_mode,
-                trigger=keywords,
-                query_name=query_name,
-                options=options,
-            )
-            if is_connect(df):
-                self._query = start_on_server(writer, df, self._settings, self)
-                return self._query
-            say = self.listener.display.say
-            query = start_classic(writer, df, self._settings, self, say, output_mode=output_mode, trigger=keywords)
-            self._query = query
-            warn_if_running_at_exit(query)
-            self._follow(query, query_name or "")
-            return query
+        keywords = None if trigger is None else trigger_keywords(trigger)
+        check_frame(df)
+        if is_connect(df):
+            check_can_connect(self.sinks, self._settings.rows_per_slot)
+        writer = new_writer(
+            df,
+            checkpoint=self.checkpoint,
+            output_mode=output_mode,
+            trigger=keywords,
+            query_name=query_name,
+            options=options,
+        )
+        if is_connect(df):
+            self._query = start_on_server(writer, df, self._settings, self)
+            return self._query
+        say = self.listener.display.write
+        query = start_classic(writer, df, self._settings, self, say, output_mode=output_mode, trigger=keywords)
+        self._query = query
+        warn_if_running_at_exit(query)
+        self._follow(query, query_name or "")
+        return query
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Commits one batch. Called by Spark.
@@ -238,7 +237,6 @@ class ExactlyOnce:
         finishes first. If the last batch may have losing task attempts, for example due to ``spark.speculation``, the
         call waits a few seconds until these have ended, and then aborts their open transactions.
         """
-        self.listener.display.end()
         self._end(self._run)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -250,7 +248,7 @@ class ExactlyOnce:
             return  # its first batch arrived before `start` returned
         self._followed = run
         self.listener.figures.start(query.id, name)
-        close_at_end(query, self.listener.display, self._close_run)
+        close_at_end(query, self._close_run)
 
     def _close_run(self, run_id: str, failure: str) -> None:
         run = self._run

@@ -1,4 +1,4 @@
-"""Closes a query's connections when it ends, and shows its progress until then.
+"""Closes a query's connections when it ends.
 
 If a program does not wait for its query, and ends while the query is still running, a line on standard error says so.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures.thread  # noqa: F401 - its exit hook must be registered before ours: see _close_ended
-import json
 import logging
 import sys
 import threading
@@ -19,11 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkonce.jvm import execution_of
-from sparkonce.watch.display import ProgressDisplay, end_displays
 
 logger = logging.getLogger("sparkonce")
-
-_SHOWN_EVERY_S = 1.0
 
 _CLOSED_WITHIN_S = 30.0
 
@@ -45,12 +41,11 @@ def running(spark: SparkSession, query: str) -> StreamingQuery | None:
         return None
 
 
-def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callable[[str, str], None]) -> None:
+def close_at_end(query: StreamingQuery, close: Callable[[str, str], None]) -> None:
     """Starts a thread that waits for the end of the query's run, since ``foreachBatch`` is called only for batches.
 
     Args:
         query: The query.
-        display: Shows the query's progress until it ends.
         close: Called at the end with the run's id and Spark's error, or an empty string.
     """
     run = query.runId
@@ -58,12 +53,10 @@ def close_at_end(query: StreamingQuery, display: ProgressDisplay, close: Callabl
     def wait() -> None:
         failure = ""
         try:
-            while not _has_ended(query, display):
-                _show_status(query, display)
+            query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - the query has failed, which Spark reports, or the JVM is gone
             failure = str(error) or type(error).__name__
             logger.debug("Run %s ended: %s", run, failure)
-        display.end()
         try:
             close(run, failure)
         finally:
@@ -98,21 +91,6 @@ getattr(threading, "_register_atexit", atexit.register)(_close_ended)
 atexit.register(_close_ended)  # for queries that another of the program's threads has waited for
 
 
-def _show_status(query: StreamingQuery, display: ProgressDisplay) -> None:
-    """Shows the query's status and progress. Reads the status first, so that the progress is never the older one."""
-    try:
-        status = query.status["message"]
-        newest = query._jsq.lastProgress()
-        display.show_query(status, newest and json.loads(newest.json()))
-    except Exception as error:  # noqa: BLE001 - no error in a display may end the query
-        logger.debug("The progress of run %s cannot be shown: %s", query.runId, error)
-
-
-def _has_ended(query: StreamingQuery, display: ProgressDisplay) -> bool:
-    """Waits for the query's end. If progress is shown, waits only until the next update is due."""
-    return bool(query.awaitTermination(_SHOWN_EVERY_S)) if display.is_live else query.awaitTermination() is None
-
-
 _started: list[StreamingQuery] = []
 
 
@@ -131,7 +109,6 @@ def warn_if_running_at_exit(query: StreamingQuery) -> None:
 def _say() -> None:
     if is_interactive():
         return
-    end_displays()
     for query in _started:
         with suppress(Exception):  # Spark's JVM may be gone
             if query.isActive:

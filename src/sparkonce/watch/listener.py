@@ -43,7 +43,6 @@ class QueryListener:
 
     def __call__(self, phase: Phase, batch: int) -> None:
         """Records that a phase begins. An error raised by the user's listener ends the run."""
-        self.display.enter(phase, batch)
         self.figures.enter(phase, batch)
         self._timeline.tell()
         if self._listener is not None:
@@ -54,7 +53,7 @@ class QueryListener:
         self._timeline.add(batch := self.figures.done(done))
         emit(self.figures, batch)
         logger.info("%s", line := done.line())
-        self.display.show(done, line)
+        self.display.write(line)
 
     def failed(self, batch: int, error: SparkonceError) -> None:
         """Reports that an error has ended the run."""

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sparkonce.errors import ConfigurationError, QueryFailedError, SparkonceError
 from sparkonce.spark.query_end import is_interactive, wait_until_closed
 from sparkonce.spark.show.failures import message_and_next
-from sparkonce.watch.display import end_displays, leave_terminal
 
 _SENT_TWICE_S = 0.5
 _SIGNALS_EVERY_S = 1.0
@@ -92,7 +91,6 @@ def wait(queries: Sequence[StreamingQuery]) -> list[QueryFailedError]:
             failed.append(_failure(known[query][0], error))
     for _, run in known.values():
         wait_until_closed(run)
-    end_displays()
     return failed
 
 
@@ -188,7 +186,6 @@ class Stopping:
             raise KeyboardInterrupt
         if self.signal is not None:
             # Do not raise SystemExit: a Spark call could catch it, and Python would wait for a batch's threads.
-            leave_terminal()
             with suppress(Exception):
                 sys.stdout.flush()
             os._exit(128 + number)
@@ -199,7 +196,6 @@ class Stopping:
         number = self._asked.get()
         if number is None:
             return
-        end_displays()
         queries = list(self._queries())
         sys.stderr.write(
             f"{signal.Signals(number).name}: stopping {', '.join(_name(query) for query in queries) or 'no query'}. "

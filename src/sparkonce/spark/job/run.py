@@ -18,7 +18,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparkonce.errors import SparkonceError
 from sparkonce.spark.job.ending import Stopping, end_process, spark_is_gone, stop, wait, write_error
-from sparkonce.watch.display import end_displays
 
 
 def run_job(file: Path, arguments: Sequence[str], *, traceback: bool = False) -> None:
@@ -85,7 +84,6 @@ def _end_of(
     error: Exception, name: str, queries: Sequence[StreamingQuery], by_signal: int | None, *, traceback: bool
 ) -> None:
     """Ends the process after the file raised an error. Omits the traceback if it is sparkonce's or a query's."""
-    end_displays()
     stop(queries)
     of_query = isinstance(error, StreamingQueryException) or (spark_is_gone() and not isinstance(error, SparkonceError))
     if queries and of_query and (failed := wait([query for query in queries if _is_active_or_failed(query)])):
