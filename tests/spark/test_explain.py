@@ -460,36 +460,14 @@ def test_a_writer_of_ours(rates, tmp_path):
     assert any("ExactlyOnce was given" in reason for reason in wrong.part(Role.ENGINE).reasons)
 
 
-@pytest.mark.parametrize(
-    ("table", "made_by", "form"),
-    [
-        ("made_up", None, "delta"),
-        ("default.made_up", None, "delta"),
-        ("acme.db.made_up", "com.acme.Catalog", "catalog acme"),
-        ("lake.db.made_up", "org.apache.iceberg.spark.SparkCatalog", "iceberg"),
-    ],
-)
-def test_tables_of_catalogs(spark, rates, monkeypatch, table, made_by, form):
-    monkeypatch.setattr(type(spark.catalog), "tableExists", lambda *_: False)  # neither catalog is there
-    name = f"spark.sql.catalog.{table.partition('.')[0]}"
-    if made_by is not None:
-        spark.conf.set(name, made_by)
-    try:
-        found, _ = of_writer(rates.writeStream.format("delta"), table=table)
-    finally:
-        spark.conf.unset(name)
-    assert found.sinks[0].format == form
-
-
 def test_what_is_said_of_a_frame(spark, rates):
     with pytest.raises(ConfigurationError, match="does not stream"):
         explain(spark.range(3), "delta")
-    found = explain(rates, "delta", options={"checkpointLocation": "/data/c"}, trigger="1 minute")
-    assert found.part(Role.ENGINE).conditions == ("the checkpoint outlives the driver",)
     assert explain(rates, "delta").part(Role.ENGINE).conditions == ("the query has its own checkpointLocation",)
-    assert "no checkpointLocation" in explain(rates, "delta", options={}).part(Role.ENGINE).reasons[0]
-    for trigger in ({"continuous": "1 second"}, {"realTime": "5 minutes"}):
-        assert explain(rates, "console", trigger=trigger).part(Role.ENGINE).level.value == "at-least-once"
+    writer = rates.writeStream.format("delta")
+    assert "no checkpointLocation" in explain(writer).part(Role.ENGINE).reasons[0]
+    writer = writer.option("checkpointLocation", "/data/c").trigger(continuous="1 second")
+    assert explain(writer).part(Role.ENGINE).level.value == "at-least-once"
 
 
 def test_brokers_that_do_not_answer_are_named(rates, monkeypatch):

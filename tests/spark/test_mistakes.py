@@ -50,7 +50,6 @@ ARGUMENTS = [
     Mistake("once.start(spark.range(5))", "df=<DataFrame> does not stream"),
     Mistake("once(spark.range(5), 0)", "ExactlyOnce was called outside a streaming query"),
     Mistake("explain(rows, sink, reader='committed')", "reader="),
-    Mistake("explain(rows, sink, trigger=1)", "trigger=<int> is not a mapping"),
     Mistake("explain(rows)", "where its rows go"),
     Mistake("explain('job.py')", "query='job.py' cannot be explained"),
     Mistake("read_kafka(spark, 'broker:9092', topics='t')", "settings='broker:9092' is not a mapping"),

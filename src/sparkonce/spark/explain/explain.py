@@ -19,7 +19,6 @@ from sparkonce.analysis.sinks import parse_reader
 from sparkonce.arguments import mapping
 from sparkonce.errors import ConfigurationError
 from sparkonce.spark.explain.queries import of_frame, of_query, of_writer, sinks_of_argument
-from sparkonce.spark.start.arguments import Trigger, trigger_keywords
 
 
 def explain(
@@ -29,10 +28,7 @@ def explain(
     reader: str | Mapping[str, Any] | None = None,
     downtime: timedelta | str | None = None,
     deterministic: bool | Iterable[str] = False,
-    options: Mapping[str, Any] | None = None,
-    trigger: Trigger | None = None,
     ask: bool | Mapping[str, Any] = True,
-    table: str | None = None,
 ) -> Explanation:
     """Explains what a query guarantees from source to readers, its weakest part, and what to change.
 
@@ -42,8 +38,8 @@ def explain(
     Args:
         query: A running query, a ``df.writeStream…`` before its start, or a streaming DataFrame.
         sink: Required for a DataFrame: an `ExactlyOnce`, one or several of our sinks, the name of one of Spark's
-            formats (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. For a
-            query or writer, it replaces the sink of the query.
+            formats (``kafka``, ``parquet``, ``delta``, …), or a function for ``foreachBatch`` or ``foreach``. It
+            replaces the sink of a query or writer, for example with the format of the table of ``toTable``.
         reader: The reader of the sink's output: a Kafka consumer's settings, or ``read_committed``,
             ``read_uncommitted``, ``spark`` (reads the folder or table), ``files`` (lists the files). By default the
             sink's most common reader, which for Kafka is ``read_uncommitted``.
@@ -51,36 +47,28 @@ def explain(
             with the source's retention.
         deterministic: The names of the plan's deterministic Python functions; True for all. This cannot be detected:
             Spark considers every function deterministic unless ``asNondeterministic()`` says otherwise.
-        options: For a DataFrame: the options of the stream writer.
-        trigger: For a DataFrame: the trigger, as for `ExactlyOnce.start`.
         ask: True queries the brokers for the topics' retention, their writers and the longest transaction timeout. A
             mapping does the same with these settings, under librdkafka's names. A question that is not answered within
             ten seconds becomes a condition of the guarantee.
-        table: For a stream writer: the table of its ``toTable``.
 
     Raises:
         ConfigurationError: If an argument is missing or not understood.
     """
     known = parse_reader(reader)
-    options = None if options is None else mapping("options", options, example="{'path': '/out'}")
-    if isinstance(trigger, str):
-        trigger = trigger_keywords(trigger)
-    elif trigger is not None:
-        trigger = mapping("trigger", trigger, example="'1 second', or {'processingTime': '1 second'}")
     settings = None if isinstance(ask, bool) else mapping("ask", ask, example="True, or librdkafka's settings")
     away = parse_duration(downtime, "downtime") if isinstance(downtime, str) else downtime
     stable = deterministic if isinstance(deterministic, bool) else tuple(deterministic)
     if isinstance(query, StreamingQuery):
         pipeline, ours = of_query(query, stable)
     elif isinstance(query, DataStreamWriter):
-        pipeline, ours = of_writer(query, stable, table)
+        pipeline, ours = of_writer(query, stable)
     elif isinstance(query, DataFrame):
         if sink is None:
             raise ConfigurationError(
                 "A DataFrame does not say where its rows go.",
                 next_step="Give sink=, for example explain(df, KafkaSink(…)) or explain(df, 'delta').",
             )
-        pipeline, ours = of_frame(query, sink, options=options, trigger=trigger, stable=stable)
+        pipeline, ours = of_frame(query, sink, stable)
     else:
         raise ConfigurationError(
             f"query={query!r} cannot be explained.",
@@ -88,7 +76,7 @@ def explain(
             "session (not Spark Connect).",
         )
     if sink is not None and not isinstance(query, DataFrame):
-        facts, ours = sinks_of_argument(sink, options)
+        facts, ours = sinks_of_argument(sink)
         pipeline = replace(pipeline, sinks=facts)
     pipeline = replace(pipeline, reader=known, downtime=away)
     return judge(pipeline if ask is False else _asked(pipeline, ours, settings))

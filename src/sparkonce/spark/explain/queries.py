@@ -26,7 +26,6 @@ from sparkonce.analysis.facts import (
     PythonFunction,
     SinkFacts,
     lower_names,
-    parse_duration,
 )
 from sparkonce.analysis.sinks import IGNORE_METADATA
 from sparkonce.errors import ConfigurationError
@@ -81,23 +80,20 @@ def of_query(query: StreamingQuery, stable: Stable = False) -> tuple[Pipeline, O
     return Pipeline(query=query.name or str(query.id), sources=sources, engine=engine, sinks=sinks), ours
 
 
-def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | None = None) -> tuple[Pipeline, OurSinks]:
+def of_writer(writer: DataStreamWriter, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
     """Returns the facts of a query that is ready to start, and its sinks if they are ours."""
     jwrite = writer._jwrite
     options = lower_names(scala_map(field(jwrite, "extraOptions")))
     trigger = field(jwrite, "trigger")
     batches = field(jwrite, "foreachBatchWriter")
-    made_in = str(field(jwrite, "source"))
     sinks: tuple[SinkFacts, ...]
     ours: OurSinks = ()
-    if table is not None:
-        sinks = (SinkFacts(format=_format_of_table(writer._spark, table, made_in), name=table, options=options),)
-    elif batches is not None:
+    if batches is not None:
         sinks, ours = _foreach_batch(batches)
     elif field(jwrite, "foreachWriter") is not None:
         sinks = (SinkFacts(format="foreach", options=options),)
     else:
-        sinks = sink_facts(made_in, options)
+        sinks = sink_facts(str(field(jwrite, "source")), options)
     engine = replace(
         _engine(writer._df, stable),
         checkpoint=options.get("checkpointlocation") or _default_checkpoint(writer._spark, options),
@@ -111,29 +107,12 @@ def of_writer(writer: DataStreamWriter, stable: Stable = False, table: str | Non
     return Pipeline(query=name, sources=_sources(writer._df), engine=engine, sinks=sinks), ours
 
 
-def of_frame(
-    df: DataFrame,
-    sink: Any,
-    *,
-    options: Mapping[str, Any] | None = None,
-    trigger: Mapping[str, Any] | None = None,
-    stable: Stable = False,
-) -> tuple[Pipeline, OurSinks]:
+def of_frame(df: DataFrame, sink: Any, stable: Stable = False) -> tuple[Pipeline, OurSinks]:
     """Returns the facts of a DataFrame and its intended sinks, and the sinks if they are ours."""
-    known = lower_names(options)
-    when = dict(trigger or {})
-    interval = when.get("processingTime")
-    checkpoint = str(sink.checkpoint) if isinstance(sink, ExactlyOnce) else known.get("checkpointlocation")
-    engine = replace(
-        _engine(df, stable),
-        checkpoint=checkpoint,
-        temporary=None if options is None and checkpoint is None else checkpoint is None,
-        continuous="continuous" in when,
-        real_time="realTime" in when,
-        interval=None if interval is None else parse_duration(str(interval), "trigger processingTime"),
-        async_progress=known.get(_ASYNC, "").lower() == "true",
-    )
-    facts, ours = sinks_of_argument(sink, options)
+    engine = _engine(df, stable)
+    if isinstance(sink, ExactlyOnce):
+        engine = replace(engine, checkpoint=sink.checkpoint, temporary=False)
+    facts, ours = sinks_of_argument(sink)
     return Pipeline(query="the DataFrame", sources=_sources(df), engine=engine, sinks=facts), ours
 
 
@@ -185,12 +164,11 @@ def _foreach_batch(writer: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     return ((SinkFacts(format="foreachbatch"),), ()) if function is None else sinks_of_argument(function)
 
 
-def sinks_of_argument(sink: Any, options: Mapping[str, Any] | None = None) -> tuple[tuple[SinkFacts, ...], OurSinks]:
+def sinks_of_argument(sink: Any) -> tuple[tuple[SinkFacts, ...], OurSinks]:
     """Returns the facts of a ``sink=`` argument or a ``foreachBatch`` function, and the sinks if they are ours.
 
     Args:
         sink: See `sparkonce.analysis.arguments.sink_facts`; also an `ExactlyOnce`, or a mapping of sinks to views.
-        options: The options of the stream writer.
     """
     if isinstance(sink, ExactlyOnce):
         facts = zip(sink_facts(sink.sinks), sink.sinks, strict=True)
@@ -201,7 +179,7 @@ def sinks_of_argument(sink: Any, options: Mapping[str, Any] | None = None) -> tu
     sink = tuple(sink) if isinstance(sink, Mapping) else sink
     several = sink if isinstance(sink, list | tuple) else (sink,)
     mine = tuple(several) if all(isinstance(each, TwoPhaseCommitSink) for each in several) else ()
-    return sink_facts(sink, options), mine
+    return sink_facts(sink), mine
 
 
 def _python_function(writer: Any) -> Any:
@@ -220,23 +198,6 @@ def _python_function(writer: Any) -> Any:
     handler = proxies.getInvocationHandler(proxy)
     wrapper = writer._gateway_client.gateway_property.pool.dict.get(str(field(handler, "id")))
     return getattr(wrapper, "func", None)
-
-
-def _format_of_table(spark: SparkSession, table: str, made_in: str) -> str:
-    """Returns the format of a table, or the format that a new table will have."""
-    if not spark.catalog.tableExists(table):
-        first = table.partition(".")[0].strip("`") if "." in table else ""
-        catalog = first if spark.conf.get(f"spark.sql.catalog.{first}", None) else spark.catalog.currentCatalog()
-        if catalog == "spark_catalog":
-            return made_in.lower()
-        maker = spark.conf.get(f"spark.sql.catalog.{catalog}", None)  # a catalog may ignore format()
-        return format_of(maker or "") or f"catalog {catalog}"
-    leaf = spark.table(table)._jdf.queryExecution().analyzed().collectLeaves().apply(0)
-    if class_name(leaf) == "DataSourceV2Relation":
-        return format_of(leaf.table().getClass().getName()) or class_name(leaf.table()).lower()
-    catalog = leaf.catalogTable() if hasattr(leaf, "catalogTable") else None
-    provider = catalog.get().provider() if catalog is not None and catalog.isDefined() else None
-    return str(provider.get()).lower() if provider is not None and provider.isDefined() else ""
 
 
 _RANDOM = {
