@@ -123,16 +123,6 @@ def test_files_are_compacted_and_both_formats_say_so(tmp_path):
     assert (refused.exit_code, "A local folder has no options" in refused.output) == (1, True)
 
 
-def test_settings_come_from_the_environment_where_none_are_given(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARKONCE_FILES", f"path={shlex.quote(str(tmp_path))}")
-    assert (
-        "Nothing of sparkonce is open" in CliRunner().invoke(app, ["transactions", "list", "--system", "files"]).output
-    )
-    monkeypatch.delenv("SPARKONCE_FILES")
-    refused = CliRunner().invoke(app, ["transactions", "list", "--system", "files"])
-    assert (refused.exit_code, "path" in refused.output) == (1, True)
-
-
 @pytest.mark.parametrize(("line", "words"), [("path", "no '='"), ("path='x", "Close the quotes")])
 def test_a_line_of_settings_that_cannot_be_read_is_refused(line, words):
     refused = CliRunner().invoke(app, ["transactions", "list", "--system", "files", "--settings", line])

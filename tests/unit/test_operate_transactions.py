@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -152,18 +151,12 @@ def test_a_file_that_is_wrong_is_refused_without_its_values(tmp_path, text, said
     assert "very-secret" not in str(refused.value)
 
 
-def test_without_a_file_the_environment_names_systems(tmp_path):
-    found = read_file(environment={"SPARKONCE_REDIS": "redis://cache", "SPARKONCE_FILES": "path=/data"}).systems
-    assert [(name, one.settings) for name, one in found.items()] == [
-        ("files", "path=/data"),
-        ("redis", "redis://cache"),
-    ]
+def test_the_environment_names_the_file(tmp_path):
     assert read_file(environment={}).systems == {}
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_file(str(tmp_path / "missing.yaml"), {})
     (tmp_path / "kept.yaml").write_text("systems: {kafka: bootstrap.servers=b:9092}")
-    environment: dict[str, Any] = {"SPARKONCE_CONFIG": str(tmp_path / "kept.yaml"), "SPARKONCE_REDIS": "redis://cache"}
-    assert list(read_file(environment=environment).systems) == ["kafka"]
+    assert list(read_file(environment={"SPARKONCE_CONFIG": str(tmp_path / "kept.yaml")}).systems) == ["kafka"]
 
 
 RECORDED = LogView(

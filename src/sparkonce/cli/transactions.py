@@ -70,7 +70,7 @@ Settings = Annotated[
     typer.Option(
         metavar="SETTINGS",
         help="The settings of --system in one line, instead of a file: name=value pairs separated by spaces; for "
-        "postgres a conninfo, for redis the URL. Without either, SPARKONCE_<SYSTEM> is read from the environment.",
+        "postgres a conninfo, for redis the URL.",
     ),
 ]
 
@@ -347,7 +347,7 @@ def _systems(config: str, kind: SystemKind | None, settings: str) -> list[NamedS
         )
     if kind is not None and (settings or (not config and FILE_VARIABLE not in os.environ)):
         # Without settings, the client's defaults apply: PGHOST and the like, or Redis on this machine.
-        return [NamedSystem(name=kind.value, kind=kind, settings=settings or os.environ.get(kind.variable, ""))]
+        return [NamedSystem(name=kind.value, kind=kind, settings=settings)]
     found = [one for one in read_file(config).systems.values() if kind in (None, one.kind)]
     if not found:
         raise no_system()

@@ -43,11 +43,6 @@ class SystemKind(str, Enum):
         return f"sparkonce.sinks.{'sql.' * (self in (SystemKind.MYSQL, SystemKind.POSTGRES))}{self.value}"
 
     @property
-    def variable(self) -> str:
-        """The environment variable that holds a system's settings in one line."""
-        return f"SPARKONCE_{self.value.upper()}"
-
-    @property
     def only_setting(self) -> str:
         """The name of the system's setting if it has only one; otherwise empty."""
         return {SystemKind.POSTGRES: "conninfo", SystemKind.REDIS: "url"}.get(self, "")
@@ -115,32 +110,26 @@ class OperatorFile:
 
 
 def read_file(file: str = "", environment: Mapping[str, str] = os.environ) -> OperatorFile:
-    """Reads a file or, without one, the systems in the environment.
+    """Reads a file.
 
     The file is YAML. ``systems`` maps names to settings, with ``system`` for the kind if it differs from the name.
     ``sinks`` maps names of sinks to arguments, and ``queries`` maps ids of queries to the sinks of that query. Strings
-    may refer to environment variables, as ``${NAME}``. Without a path here or in ``SPARKONCE_CONFIG``, each environment
-    variable ``SPARKONCE_<KIND>`` describes a system, with its settings in one line.
+    may refer to environment variables, as ``${NAME}``. Without a path here or in ``SPARKONCE_CONFIG``, there are no
+    systems.
 
     Raises:
         ConfigurationError: If the file is invalid. The message does not repeat values.
     """
     if path := file or environment.get(FILE_VARIABLE, ""):
         return _of_file(path, environment)
-    found = [
-        NamedSystem(name=kind.value, kind=kind, settings=environment[kind.variable])
-        for kind in SystemKind
-        if kind.variable in environment
-    ]
-    return OperatorFile(path="", systems={one.name: one for one in found}, sinks={})
+    return OperatorFile(path="", systems={}, sinks={})
 
 
 def no_system() -> ConfigurationError:
     """Returns the error for a command that has no system to query."""
     return ConfigurationError(
         "No system is named that could be queried.",
-        next_step=f"Give --config or {FILE_VARIABLE}, --system with --settings, or one of "
-        f"{', '.join(kind.variable for kind in SystemKind)}.",
+        next_step=f"Give --config or {FILE_VARIABLE}, or --system with --settings.",
     )
 
 
