@@ -20,9 +20,12 @@ from pyspark.sql import SparkSession
 
 from spark.pipeline import SPARK_STOPS, Commit, Config, attend, listen, writer_of
 
+_sessions: list[SparkSession] = []
+
 
 def start(url: str, config: Config) -> Any:
     spark = SparkSession.builder.remote(url).create()
+    _sessions.append(spark)
     writer = writer_of(spark, config, Commit(config, partial(listen, config)))
     while True:
         try:
@@ -45,7 +48,11 @@ def main(url: str, texts: Sequence[str]) -> int:
     queries = [start(url, config) for config in configs]
     threading.Thread(target=stop_when_told, args=(queries,), daemon=True).start()
     with ThreadPoolExecutor(len(configs)) as pool:
-        return max(pool.map(partial(attend, partial(start, url)), queries, configs))
+        code = max(pool.map(partial(attend, partial(start, url)), queries, configs))
+    # While the interpreter exits, closing a session's channel may wait forever for gRPC's thread, which no longer runs.
+    for session in _sessions:
+        session.stop()
+    return code
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ once = ExactlyOnce(KafkaSink({"bootstrap.servers": bootstrap}, topic=target), ch
 query = once.start(rows, trigger=trigger)
 """
 """A program that copies a topic: url, bootstrap.servers, source, target, checkpoint, trigger."""
-COPY_AND_WAIT = f"{COPY}await_end(query)\nassert once.progress() == []  # it is kept on the server"
+COPY_AND_WAIT = f"{COPY}await_end(query)\nassert once.progress() == []  # it is kept on the server\nspark.stop()"
 
 CLIENTS = ("4.0.0", "4.1.1", "4.2.0")
 """Spark lets an older client use a newer server. A newer client and an older server is more than it promises."""

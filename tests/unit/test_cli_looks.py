@@ -70,7 +70,7 @@ def commands() -> list[str]:
     for name in group.list_commands(mock.Mock()):
         command = group.get_command(mock.Mock(), name)
         found += [name, *(f"{name} {inner}" for inner in getattr(command, "commands", {}))]
-    return found
+    return [one for one in found if one not in ("help", "version")]
 
 
 def everything(columns: int) -> str:

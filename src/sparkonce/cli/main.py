@@ -107,6 +107,16 @@ def run(
 app.command(cls=Command, short_help="Serve a live page about queries.")(ui.ui)
 
 
+@app.command("version", hidden=True)
+def _version() -> None:
+    typer.echo(f"sparkonce {__version__}")
+
+
+@app.command("help", hidden=True)
+def _help(ctx: typer.Context) -> None:
+    typer.echo(ctx.parent.get_help() if ctx.parent is not None else "")
+
+
 def _tell_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"sparkonce {__version__}")
