@@ -104,7 +104,18 @@ _MEANINGS: Mapping[str, Meaning] = {
     **dict.fromkeys(("23505", "23P01"), _CONFLICT),
 }
 
-FINISHING = ErrorTable(_MEANINGS, class_lengths=_CLASS_LENGTHS)
+_STATEMENT_POOLING = "statement pooling mode"
+"""PgBouncer's message for BEGIN.
+
+Its code, 08P01, is also that of all other PgBouncer errors, such as an unreachable server.
+"""
+_POOL_TRANSACTIONS = "Set pool_mode=transaction or session in PgBouncer, or connect to the server itself."
+
+FINISHING = ErrorTable(
+    _MEANINGS,
+    phrases=((_STATEMENT_POOLING, Meaning(_UNKNOWN, "The pooler does not support transactions.", _POOL_TRANSACTIONS)),),
+    class_lengths=_CLASS_LENGTHS,
+)
 
 _STEPS: Mapping[str, str] = {
     **dict.fromkeys(("", "08"), "Check whether the server is up and reachable; the batch is written again."),
@@ -191,6 +202,11 @@ def prepare_error(error: psycopg.Error, what: str, staging: str = "", table: str
     code = code_of(error)
     in_full = "\n".join(filter(None, (error.diag.message_detail, error.diag.message_primary)))
     steps = {**_STEPS, **_STEPS_OF_NUL} if _NUL.search(in_full) else _STEPS
-    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), "Correct such rows in the query, or what refuses them.")
+    other = "See the server's message; the batch is written again."
+    if code.startswith((*_WITH_VALUES, *_ABOUT_ROWS, "P0")):
+        other = "Correct such rows in the query, or what refuses them."
+    step = steps.get(entry_of(code, steps, _CLASS_LENGTHS), other)
+    if _STATEMENT_POOLING in message:
+        step = _POOL_TRANSACTIONS
     kind = OutageError if is_outage(error) else PrepareError
     return kind(f"{what}: {message.rstrip('.')}.", next_step=step, sqlstate=code)
